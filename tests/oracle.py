@@ -1,0 +1,118 @@
+"""The slow, obvious reader: Python's json with decimal text, event by event. Tests hold the product's reader to it.
+
+It reads strict JSON only and knows nothing of speed; columns are those of tracekit.trace.events.RankTables.
+"""
+
+from __future__ import annotations
+
+import json
+from decimal import ROUND_HALF_UP, Decimal
+from typing import Any
+
+import numpy as np
+
+from tracekit.trace.events import CATEGORY_NAMES, SIDE_COLUMNS, Category, Coverage, Lane, RankTables, SideTable, side_dtype
+from tracekit.units import NULL, NULL32
+
+
+class _Pool:
+    def __init__(self) -> None:
+        self.codes: dict[str, int] = {"": 0}
+
+    def code(self, text: str | None) -> int:
+        return 0 if text is None else self.codes.setdefault(text, len(self.codes))
+
+
+def _scaled(value: Any, digits: int) -> int:
+    """A JSON number, or a number in a string, times 10**digits as an exact integer; NULL for anything else."""
+    try:
+        number = Decimal(str(value).strip()) * 10**digits
+        return int(number.to_integral_value(ROUND_HALF_UP)) if number.is_finite() else NULL
+    except ArithmeticError:
+        return NULL
+
+
+def _integer(value: Any) -> int:
+    number = _scaled(value, 0) if not isinstance(value, bool | type(None) | list | dict) else NULL
+    return number if number == NULL or number < 2**63 else number - 2**64
+
+
+def category_of(event: dict[str, Any]) -> Category:
+    if event.get("ph") == "M":
+        return Category.METADATA
+    if event.get("name") == "[memory]":
+        return Category.MEMORY
+    return CATEGORY_NAMES.get(event.get("cat", ""), Category.OTHER)
+
+
+def tables_from_document(document: dict[str, Any], file: str = "made.json") -> RankTables:
+    """Tables of a document parsed by ``json.loads(text, parse_float=str)`` (or plain Python numbers)."""
+    base = int(document.get("baseTimeNanoseconds", 0))
+    pool = _Pool()
+    lanes: dict[tuple[Any, Any], int] = {}
+    names: dict[tuple[Any, Any, str], str] = {}
+    columns: dict[str, list[int]] = {
+        k: [] for k in ("ts", "dur", "name", "category", "phase", "lane", "correlation", "external_id", "stream", "device")
+    }
+    side: dict[str, dict[str, list[int]]] = {t: {c: [] for c in ["row", *cs]} for t, cs in SIDE_COLUMNS.items()}
+    arrows = 0
+    for event in document["traceEvents"]:
+        if event.get("ph") in ("s", "t", "f"):
+            arrows += 1
+            continue
+        args = event.get("args") or {}
+        row = len(columns["ts"])
+        ts = _scaled(event.get("ts"), 3)
+        columns["ts"].append(NULL if ts == NULL else ts + base)
+        columns["dur"].append(_scaled(event.get("dur"), 3))
+        columns["name"].append(pool.code(event.get("name")))
+        columns["category"].append(int(category_of(event)))
+        columns["phase"].append(ord(event["ph"]) if len(event.get("ph", "")) == 1 else 0)
+        columns["lane"].append(lanes.setdefault((event.get("pid"), event.get("tid")), len(lanes)))
+        columns["correlation"].append(_integer(args.get("correlation")))
+        columns["external_id"].append(_integer(args.get("External id", args.get("external id"))))
+        for key in ("stream", "device"):
+            number = _integer(args.get(key))
+            columns[key].append(NULL32 if number == NULL else number)
+        if event.get("ph") == "M":
+            names[event.get("pid"), event.get("tid"), event["name"]] = str(args.get("name", ""))
+        for table, keys in SIDE_COLUMNS.items():
+            if any(key in args for key in keys):
+                side[table]["row"].append(row)
+                for key, kind in keys.items():
+                    side[table][key].append(_side_value(args, key, kind, pool))
+    return RankTables(
+        **{k: np.array(v, _COLUMN_DTYPES.get(k, np.int64)) for k, v in columns.items()},
+        side={
+            t: SideTable(
+                np.array(cs["row"], np.int64), {c: np.array(cs[c], side_dtype(k)) for c, k in SIDE_COLUMNS[t].items()}
+            )
+            for t, cs in side.items()
+        },
+        strings=list(pool.codes),
+        lanes=[
+            Lane(pid, tid, names.get((pid, tid, "process_name"), names.get((pid, 0, "process_name"), "")), names.get((pid, tid, "thread_name"), ""))
+            for pid, tid in lanes
+        ],
+        metadata={k: v for k, v in document.items() if k != "traceEvents"},
+        coverage=Coverage(file, events=len(columns["ts"]), arrows=arrows),
+    )
+
+
+_COLUMN_DTYPES = {"name": np.int32, "category": np.int8, "phase": np.uint8, "lane": np.int32, "stream": np.int32, "device": np.int32}
+
+
+def _side_value(args: dict[str, Any], key: str, kind: str, pool: _Pool) -> int:
+    if key not in args:
+        return 0 if kind in ("str", "json") else NULL
+    value = args[key]
+    if kind == "str":
+        return pool.code(value if isinstance(value, str) else json.dumps(value))
+    if kind == "json":
+        return pool.code(json.dumps(value))
+    return _scaled(value, 6) if kind == "micro" else _integer(value)
+
+
+def tables(text: str) -> RankTables:
+    """Tables of JSON text, every number exact."""
+    return tables_from_document(json.loads(text, parse_float=str))

@@ -1,0 +1,31 @@
+"""Failures a user can act on: every one carries a remedy and the exit code of the command that meets it."""
+
+from __future__ import annotations
+
+
+class TracekitError(Exception):
+    """Something the user can put right.
+
+    ``str(error)`` is one line: what is wrong, with the file's name where there is one, then what to do about it.
+    """
+
+    exit_code = 2
+
+    def __init__(self, problem: str, remedy: str = "") -> None:
+        self.problem = problem
+        self.remedy = remedy
+        super().__init__(f"{problem}; {remedy}" if remedy else problem)
+
+
+class InputError(TracekitError):
+    """A file or folder that cannot be used."""
+
+
+class UsageError(TracekitError):
+    """An option whose value makes no sense for this job."""
+
+
+class PartialInputError(TracekitError):
+    """Some of the input was not readable and ``--strict`` was asked for."""
+
+    exit_code = 3

@@ -1,0 +1,1 @@
+"""``map(function, items)`` over processes, threads or a cluster."""

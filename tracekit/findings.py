@@ -1,0 +1,111 @@
+"""What an analysis hands on: findings (sentences), charts (data to draw) and tables; nothing here draws or opens a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import pandas as pd
+
+Severity = Literal["info", "warning", "critical"]
+SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "info")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One ranked sentence about the job.
+
+    ``id`` is stable (``overlap.exposed``), ``text`` holds the figure, ``value``/``unit`` repeat it for machines, ``evidence``
+    says where it can be seen, ``advice`` what to try. ``weight_ns`` is the time a step would win if the finding went away: it
+    orders findings of one severity and is 0 where no time can be named.
+    """
+
+    id: str
+    severity: Severity
+    text: str
+    value: float | None = None
+    unit: str = ""
+    evidence: str = ""
+    advice: str = ""
+    weight_ns: int = 0
+
+
+def ranked(findings: Sequence[Finding]) -> list[Finding]:
+    """Findings with the most severe and the most costly first; equal ones keep their order."""
+    return sorted(findings, key=lambda f: (SEVERITIES.index(f.severity), -f.weight_ns))
+
+
+@dataclass(frozen=True)
+class StackedBars:
+    """One horizontal bar a label, split into named parts. ``series[name][i]`` belongs to ``labels[i]``."""
+
+    title: str
+    labels: Sequence[str]
+    series: Mapping[str, Sequence[float]]
+    unit: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Heatmap:
+    """A matrix ``values[y][x]``; ``None`` where there is nothing to show. ``texts`` are shown on hover when given."""
+
+    title: str
+    x_labels: Sequence[str]
+    y_labels: Sequence[str]
+    values: Sequence[Sequence[float | None]]
+    unit: str
+    texts: Sequence[Sequence[str]] | None = None
+    x_title: str = ""
+    y_title: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Spans on lanes. ``spans`` columns: lane (str), start_us, end_us (float, from one common zero), name (str), category (str)."""
+
+    title: str
+    spans: pd.DataFrame
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table for a reader: sortable and filterable in the report. ``columns`` maps a column of ``frame`` to its heading, unit included.
+
+    ``preview`` rows are printed in the terminal (0: the table is left to the report).
+    """
+
+    title: str
+    frame: pd.DataFrame
+    columns: Mapping[str, str]
+    note: str = ""
+    preview: int = 0
+
+
+Chart = StackedBars | Heatmap | Timeline | Table
+
+
+@dataclass(frozen=True)
+class Section:
+    """A chapter of the report: a title, one sentence that says how to read it, and its charts."""
+
+    title: str
+    lead: str
+    charts: Sequence[Chart] = field(default_factory=tuple)
+
+
+@runtime_checkable
+class Result(Protocol):
+    """What every ``analyze(job)`` returns."""
+
+    def findings(self) -> list[Finding]:
+        """Sentences worth a reader's attention; empty when there is nothing to say."""
+
+    def sections(self) -> list[Section]:
+        """Chapters of the report, in reading order; empty when there is nothing to draw."""
+
+    def json(self) -> dict[str, Any]:
+        """Top-level keys that this analysis adds to the JSON of ``tracekit analyze`` (docs: the contract in docs/json.md)."""

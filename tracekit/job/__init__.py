@@ -1,0 +1,1 @@
+"""The tables of all ranks joined into one job."""

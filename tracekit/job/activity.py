@@ -1,0 +1,114 @@
+"""What one window of one rank did, linked: the tables that a per-rank analysis looks at.
+
+``Activity`` lives only where its file is read (one worker holds one at a time); what goes on to the job is ``Window``, which is small.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from tracekit.mesh.process_groups import LocalGroup
+from tracekit.trace.events import BoolArray, Coverage, Int8Array, Int32Array, Int64Array, RankTables
+from tracekit.trace.steps import Phases, Steps
+
+
+class Work(IntEnum):
+    """What a device (on CPU jobs: a host thread) is busy with."""
+
+    COMPUTE = 0
+    COMMUNICATION = 1
+    COPY = 2  # memcpy and memset
+
+
+@dataclass(frozen=True)
+class DeviceWork:
+    """Work on the device, sorted by start. All arrays have one entry a piece of work; times are Unix ns on the rank's clock.
+
+    Accelerator jobs: one row a kernel, memcpy or memset. CPU jobs (``on_cpu``): one row a top-level operator (COMPUTE) or a backend's
+    communication (COMMUNICATION). ``end`` is cleaned: an impossible duration ends where the next kernel of its stream starts.
+    """
+
+    row: Int64Array  # row in the events table
+    start: Int64Array
+    end: Int64Array
+    work: Int8Array  # Work
+    name: Int32Array  # code into tables.strings
+    stream: Int32Array
+    device: Int32Array
+    launch_row: Int64Array  # events row of the launching host call; -1 unknown
+    launch_ts: Int64Array  # its start; NULL unknown
+    operator_row: Int64Array  # events row of the innermost operator around the launch; -1
+    step: Int32Array  # index into steps by start; -1 outside
+    launch_step: Int32Array  # index into steps by launch; -1 unknown or outside
+    operation: Int32Array  # row of Activity.operations for COMMUNICATION; -1
+    suspicious: BoolArray  # the duration in the file was impossible
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def of(self, work: Work) -> tuple[Int64Array, Int64Array]:
+        """(start, end) of one kind of work, sorted by start."""
+        chosen = self.work == work
+        return self.start[chosen], self.end[chosen]
+
+
+@dataclass(frozen=True)
+class Activity:
+    """One window of one rank, linked.
+
+    ``operations`` has schema.LOCAL_OPERATIONS; ``groups`` are what this rank knows of its process groups.
+    """
+
+    tables: RankTables
+    steps: Steps
+    phases: Phases
+    device: DeviceWork
+    operations: pd.DataFrame
+    groups: list[LocalGroup]
+    on_cpu: bool
+    window: tuple[int, int]  # first start and last end of what happened, ns
+
+    @property
+    def coverage(self) -> Coverage:
+        """Where problems with this file are noted."""
+        return self.tables.coverage
+
+    def spans(self) -> list[tuple[int, int, int]]:
+        """(index, start, end) of each step; one span of index 0 over the whole window where there are no steps."""
+        if len(self.steps):
+            return [(i, int(s), int(e)) for i, (s, e) in enumerate(zip(self.steps.start, self.steps.end, strict=True))]
+        return [(0, *self.window)]
+
+    def names(self, codes: Int32Array) -> pd.Categorical:
+        """Codes as a categorical of their strings (only the used ones)."""
+        used, compact = np.unique(codes, return_inverse=True)
+        texts = [self.tables.text(int(c)) for c in used]
+        categories = pd.Index(list(dict.fromkeys(texts)), dtype="str")
+        return pd.Categorical.from_codes(categories.get_indexer(pd.Index(texts, dtype="str"))[compact], categories=categories)
+
+
+@dataclass
+class Window:
+    """The compact result of reading one file: picklable, a few MB at most whatever the size of the trace."""
+
+    coverage: Coverage
+    rank: int | None
+    rank_source: str  # 'distributedInfo', 'file name', 'record_param_comms', 'user'
+    claims: dict[str, int]  # every source of a rank number that was found, for conflicts
+    world_size: int | None
+    backend: str
+    device_name: str
+    host: str  # '' unknown
+    process: str  # 'host:pid' or ''; windows of one process belong together
+    on_cpu: bool
+    span: tuple[int, int]
+    steps: Steps
+    groups: list[LocalGroup]
+    operations: pd.DataFrame
+    metadata: dict[str, Any]
+    reduced: dict[str, Any] = field(default_factory=dict)  # analysis name -> what its reduce() returned

@@ -1,0 +1,51 @@
+"""A whole job: the compact tables of all ranks, joined. This is what an analysis gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+
+from tracekit.job.activity import Window
+from tracekit.mesh.mesh import Mesh
+from tracekit.mesh.process_groups import ProcessGroups
+from tracekit.trace.clock import Clock
+from tracekit.trace.events import Coverage
+
+
+@dataclass
+class Job:
+    """All ranks of one training job.
+
+    ``windows`` are the files that could be used, sorted by (rank, start); a rank has several where the profiler ran several times.
+    ``operations`` and ``matches`` have the schemas of the same name. ``steps`` are step numbers that every present rank recorded whole.
+    ``notes`` are job-level sentences for coverage ("2 of 4 ranks are readable ...").
+    """
+
+    world_size: int | None
+    ranks: list[int]
+    missing_ranks: list[int]
+    backend: str
+    device: str
+    steps: list[int]
+    windows: list[Window]
+    groups: ProcessGroups
+    mesh: Mesh
+    clock: Clock
+    operations: pd.DataFrame
+    matches: pd.DataFrame
+    coverage: list[Coverage]
+    notes: list[str] = field(default_factory=list)
+
+    def reduced(self, analysis: str) -> Iterator[tuple[int, int, Any]]:
+        """(rank, window index, what reduce() returned) of one analysis, in order of the windows."""
+        for index, window in enumerate(self.windows):
+            if analysis in window.reduced and window.rank is not None:
+                yield window.rank, index, window.reduced[analysis]
+
+    def aligned(self, window: int, times: Any) -> Any:
+        """Times [ns] of a window's own clock on the job's clock."""
+        rank = self.windows[window].rank
+        return times - self.clock.offset_ns.get(-1 if rank is None else rank, 0)

@@ -1,0 +1,1 @@
+"""Mesh axes, rank coordinates, process groups and where they lie on nodes."""

@@ -1,0 +1,1 @@
+"""Files to tables; every oddity of a format ends here."""

@@ -1,0 +1,1 @@
+"""Results to one offline HTML file."""

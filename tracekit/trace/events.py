@@ -1,0 +1,247 @@
+"""The events of one trace file as columns.
+
+Every reader ends here and every analysis begins here. One row is one event of the file, in file order (NOT sorted by time). Arrow events
+(``ph`` s, t, f) are left out and counted in ``Coverage``: launch and kernel are linked by correlation instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekit.units import NULL, NULL32
+
+Int64Array = npt.NDArray[np.int64]
+Int32Array = npt.NDArray[np.int32]
+Int8Array = npt.NDArray[np.int8]
+UInt8Array = npt.NDArray[np.uint8]
+BoolArray = npt.NDArray[np.bool_]
+
+
+class Category(IntEnum):
+    """What an event is, whatever the age of the trace that spells it."""
+
+    OTHER = 0
+    OPERATOR = 1  # cpu_op, Operator
+    USER_ANNOTATION = 2  # user_annotation: record_function on the host
+    RUNTIME = 3  # cuda_runtime, cuda_driver, Runtime, hip_*, xpu_*, privateuse1_runtime
+    KERNEL = 4  # kernel, Kernel
+    MEMCPY = 5  # gpu_memcpy, Memcpy
+    MEMSET = 6  # gpu_memset, Memset
+    GPU_ANNOTATION = 7  # gpu_user_annotation: the device-side copy of an annotation; never summed with kernels
+    PYTHON = 8  # python_function
+    MEMORY = 9  # the [memory] instants (cat cpu_instant_event, or none)
+    SYNC = 10  # cuda_sync
+    METADATA = 11  # ph M
+    TRACE = 12  # the profiler's own span (cat Trace)
+    OVERHEAD = 13  # profiler overhead
+    COUNTER = 14  # ph C
+
+
+#: How traces of all ages spell each category (the value of ``cat``). What is not here is OTHER.
+CATEGORY_NAMES: dict[str, Category] = {
+    "cpu_op": Category.OPERATOR,
+    "Operator": Category.OPERATOR,
+    "operator": Category.OPERATOR,
+    "user_annotation": Category.USER_ANNOTATION,
+    "cuda_runtime": Category.RUNTIME,
+    "cuda_driver": Category.RUNTIME,
+    "Runtime": Category.RUNTIME,
+    "runtime": Category.RUNTIME,
+    "hip_runtime": Category.RUNTIME,
+    "xpu_runtime": Category.RUNTIME,
+    "xpu_driver": Category.RUNTIME,
+    "mtia_runtime": Category.RUNTIME,
+    "privateuse1_runtime": Category.RUNTIME,
+    "privateuse1_driver": Category.RUNTIME,
+    "kernel": Category.KERNEL,
+    "Kernel": Category.KERNEL,
+    "gpu_memcpy": Category.MEMCPY,
+    "Memcpy": Category.MEMCPY,
+    "gpu_memset": Category.MEMSET,
+    "Memset": Category.MEMSET,
+    "gpu_user_annotation": Category.GPU_ANNOTATION,
+    "python_function": Category.PYTHON,
+    "cpu_instant_event": Category.MEMORY,
+    "cuda_sync": Category.SYNC,
+    "Trace": Category.TRACE,
+    "overhead": Category.OVERHEAD,
+}
+
+#: Side tables: sparse arguments, keyed by row. ``int`` columns are int64 with NULL; ``str`` columns are string codes (int32, 0 missing);
+#: ``json`` columns are string codes of the argument's raw JSON text. Adding an argument here is all it takes to have it read.
+SIDE_COLUMNS: dict[str, dict[str, Literal["int", "str", "json", "micro"]]] = {
+    "communication": {
+        "Collective name": "str",
+        "In msg nelems": "int",
+        "Out msg nelems": "int",
+        "dtype": "str",
+        "Group size": "int",
+        "Process Group Name": "str",
+        "Process Group ID": "int",
+        "Process Group Description": "str",
+        "Process Group Ranks": "str",
+        "Global rank start": "int",
+        "Global rank stride": "int",
+        "In split size": "str",
+        "Out split size": "str",
+        "Seq": "int",
+        "Src Rank": "int",
+        "Dst Rank": "int",
+        "Rank": "int",
+        "Is asynchronized op": "str",
+        "Comms Id": "str",
+    },
+    "memory": {
+        "Bytes": "int",
+        "Addr": "int",
+        "Total Allocated": "int",
+        "Total Reserved": "int",
+        "Device Id": "int",
+        "Device Type": "int",
+    },
+    "copy": {"bytes": "int", "memory bandwidth (GB/s)": "micro"},  # micro: decimal value times 10^6
+    "shapes": {"Input Dims": "json", "Input type": "json", "Concrete Inputs": "json"},
+    "autograd": {"Sequence number": "int", "Fwd thread id": "int"},
+    "python": {"Python id": "int", "Python parent id": "int", "Python module id": "int"},
+    "sync": {"wait_on_stream": "int", "wait_on_cuda_event_record_corr_id": "int", "wait_on_cuda_event_id": "int"},
+    "graph": {"graph id": "int", "graph node id": "int"},
+}
+
+
+@dataclass(frozen=True)
+class SideTable:
+    """Arguments that only some events carry: ``rows`` (ascending rows of the events table) and one array a column, same length."""
+
+    rows: Int64Array
+    columns: Mapping[str, npt.NDArray[Any]]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def at(self, rows: Int64Array) -> Int64Array:
+        """Index into this table for each event row; -1 where the event has no entry."""
+        if not len(self.rows):
+            return np.full(len(rows), -1, np.int64)
+        position = np.searchsorted(self.rows, rows)
+        found = self.rows[np.minimum(position, len(self.rows) - 1)] == rows
+        return np.where(found, position, -1).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A row of the trace viewer: process and thread (or device and stream), as the file names them."""
+
+    pid: int | str
+    tid: int | str
+    process_name: str = ""
+    thread_name: str = ""
+
+
+#: complete: read to the end. truncated: the file ends in the middle. repaired: read to the end with repairs or skipped events.
+#: skipped: nothing could be used. duplicate: another file already stands for this rank and time.
+Status = Literal["complete", "truncated", "repaired", "skipped", "duplicate"]
+
+
+@dataclass
+class Coverage:
+    """What was and was not read of one file. ``problems`` are whole sentences for the user, without the file's name."""
+
+    file: str
+    rank: int | None = None
+    status: Status = "complete"
+    events: int = 0
+    arrows: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    def note(self, problem: str, status: Status | None = None) -> None:
+        """Add a problem; a worse status replaces a better one."""
+        order = ("complete", "repaired", "truncated", "duplicate", "skipped")
+        if problem not in self.problems:
+            self.problems.append(problem)
+        if status is not None and order.index(status) > order.index(self.status):
+            self.status = status
+
+
+@dataclass
+class RankTables:
+    """Everything read from one trace file.
+
+    Columns have one entry an event. ``ts`` is Unix nanoseconds: the file's ``baseTimeNanoseconds`` is already added
+    (traces without a base carry absolute or process-relative times as they are); NULL where the event has no readable
+    ``ts``. ``dur`` is NULL where the event has none, and may be negative or absurd: the reader repairs text, not facts.
+    ``name``, and the ``str`` columns of side tables, are codes into ``strings`` (code 0: missing, string ''). ``lane``
+    indexes ``lanes``. ``stream`` and ``device`` are NULL32 where absent, ``correlation`` and ``external_id`` NULL.
+    ``metadata`` holds the top-level keys of the file other than ``traceEvents``.
+    """
+
+    ts: Int64Array
+    dur: Int64Array
+    name: Int32Array
+    category: Int8Array
+    phase: UInt8Array
+    lane: Int32Array
+    correlation: Int64Array
+    external_id: Int64Array
+    stream: Int32Array
+    device: Int32Array
+    side: dict[str, SideTable]
+    strings: Sequence[str]
+    lanes: Sequence[Lane]
+    metadata: dict[str, Any]
+    coverage: Coverage
+
+    def __len__(self) -> int:
+        return len(self.ts)
+
+    def rows(self, *categories: Category) -> Int64Array:
+        """Rows of these categories that are complete events (``ph`` X), in file order."""
+        wanted = np.isin(self.category, [int(c) for c in categories])
+        return np.flatnonzero(wanted & (self.phase == ord("X"))).astype(np.int64)
+
+    def codes(self, predicate_names: Mapping[str, Any]) -> Int32Array:
+        """Codes of the strings that are keys of ``predicate_names``."""
+        return np.array([i for i, s in enumerate(self.strings) if s in predicate_names], np.int32)
+
+    def text(self, code: int) -> str:
+        """The string of a code; '' for a missing one."""
+        return self.strings[code] if code > 0 else ""
+
+
+def no_side_tables() -> dict[str, SideTable]:
+    """Every side table, empty."""
+    return {name: empty_side_table(name) for name in SIDE_COLUMNS}
+
+
+def empty_side_table(name: str) -> SideTable:
+    """A side table of no rows, with the right columns and dtypes."""
+    return SideTable(
+        np.empty(0, np.int64), {column: np.empty(0, side_dtype(kind)) for column, kind in SIDE_COLUMNS[name].items()}
+    )
+
+
+def side_dtype(kind: str) -> npt.DTypeLike:
+    """dtype of a side column: codes are int32, numbers int64."""
+    return np.int32 if kind in ("str", "json") else np.int64
+
+
+__all__ = [
+    "CATEGORY_NAMES",
+    "NULL",
+    "NULL32",
+    "SIDE_COLUMNS",
+    "Category",
+    "Coverage",
+    "Lane",
+    "RankTables",
+    "SideTable",
+    "Status",
+    "empty_side_table",
+    "no_side_tables",
+    "side_dtype",
+]

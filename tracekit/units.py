@@ -1,0 +1,47 @@
+"""Units and the one sentinel for "not recorded" in integer columns.
+
+Time inside tracekit is int64 nanoseconds, exact; it becomes float microseconds only where it leaves (JSON, report).
+Sizes are int64 bytes. A gigabyte is 10^9 bytes, as in nccl-tests.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+#: Missing value of every int64 column: no duration, size or identifier can be this number.
+NULL = int(np.iinfo(np.int64).min)
+#: Missing value of every int32 column.
+NULL32 = int(np.iinfo(np.int32).min)
+
+NS_PER_US = 1_000
+NS_PER_MS = 1_000_000
+NS_PER_S = 1_000_000_000
+
+
+def microseconds(ns: int | None) -> float | None:
+    """Integer nanoseconds as float microseconds; ``None`` and ``NULL`` stay ``None``."""
+    return None if ns is None or ns == NULL else int(ns) / NS_PER_US
+
+
+def gb_per_second(size_bytes: int | None, ns: int | None) -> float | None:
+    """Bandwidth [10^9 bytes/s] of ``size_bytes`` moved in ``ns``; ``None`` where either is unknown or no time passed."""
+    if size_bytes is None or ns is None or NULL in (size_bytes, ns) or ns <= 0:
+        return None
+    return size_bytes / ns  # bytes per ns is 10^9 bytes per second
+
+
+def format_ns(ns: int | float) -> str:
+    """Nanoseconds for a reader: the unit follows the size (``812 us``, ``1.25 ms``, ``3.4 s``)."""
+    size = abs(ns)
+    for unit, scale in (("s", NS_PER_S), ("ms", NS_PER_MS), ("us", NS_PER_US)):
+        if size >= scale:
+            return f"{ns / scale:.3g} {unit}" if size < 1000 * scale else f"{ns / scale:.0f} {unit}"
+    return f"{ns:.0f} ns"
+
+
+def format_bytes(size: int | float) -> str:
+    """Bytes for a reader, in powers of ten (``67.1 MB``)."""
+    for unit, scale in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if abs(size) >= scale:
+            return f"{size / scale:.3g} {unit}" if abs(size) < 1000 * scale else f"{size / scale:.0f} {unit}"
+    return f"{size:.0f} B"
