@@ -1,0 +1,188 @@
+"""Device work of one rank: kernels and copies, what launched them, and what they are for the device: compute, communication or a copy.
+
+CPU jobs have no device. There the host's threads take its place: top-level operators compute, the backend's ``gloo:*`` ranges communicate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracekit.collectives.kinds import kernel_class, kind_of_annotation, kind_of_operator
+from tracekit.job.activity import DeviceWork, Work
+from tracekit.trace import correlate, durations, intervals
+from tracekit.trace.events import BoolArray, Category, Int8Array, Int32Array, Int64Array, RankTables
+from tracekit.trace.steps import Steps
+from tracekit.units import NULL
+
+_COPIES = (Category.MEMCPY, Category.MEMSET)
+_DEVICE = (Category.KERNEL, *_COPIES)
+#: Backends whose annotations ARE the communication (it runs on the host). An ``nccl:`` range only encloses a launch.
+HOST_BACKENDS = ("gloo:", "mpi:", "ucc:")
+_GRAPH_LAUNCHES = ("cudaGraphLaunch", "hipGraphLaunch", "cuGraphLaunch")
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Work before it is linked: parallel arrays, not sorted."""
+
+    row: Int64Array
+    start: Int64Array
+    end: Int64Array
+    work: Int8Array
+    suspicious: BoolArray
+
+
+def device_work(tables: RankTables, steps: Steps, span: tuple[int, int]) -> tuple[DeviceWork, bool]:
+    """All work of the rank, linked and sorted by start, and whether it is a CPU job (no kernel and no copy in the trace)."""
+    rows = tables.rows(*_DEVICE)
+    on_cpu = not len(rows)
+    device = _host_compute(tables) if on_cpu else _device_pieces(tables, rows, span)
+    work = _link(tables, _joined(device, _host_communication(tables)), steps, on_cpu)
+    if on_cpu:
+        tables.coverage.note("the trace holds no GPU work: operators count as compute, the backend's ranges as communication")
+    else:
+        _note_launches(tables, work)
+    return work, on_cpu
+
+
+def _device_pieces(tables: RankTables, rows: Int64Array, span: tuple[int, int]) -> Pieces:
+    cleaned = durations.clean(tables, rows, span)
+    usable = ~cleaned.timeless & (cleaned.end >= tables.ts[rows])
+    rows = rows[usable]
+    work = np.where(np.isin(tables.category[rows], [int(c) for c in _COPIES]), int(Work.COPY), int(Work.COMPUTE)).astype(np.int8)
+    work[_is_communication(tables, rows)] = Work.COMMUNICATION
+    return Pieces(rows, tables.ts[rows], cleaned.end[usable], work, cleaned.suspicious[usable])
+
+
+def _is_communication(tables: RankTables, rows: Int64Array) -> BoolArray:
+    """Metadata on the kernel decides, then the kernel's name."""
+    by_name = name_lookup(tables, tables.name[rows], lambda text: kernel_class(text) is not None)
+    side = tables.side["communication"]
+    named = side.columns["Collective name"] if len(side) else np.zeros(0, np.int32)
+    at = side.at(rows)
+    by_metadata = np.zeros(len(rows), np.bool_)
+    by_metadata[at >= 0] = named[at[at >= 0]] > 0
+    return (by_name | by_metadata) & (tables.category[rows] == Category.KERNEL)
+
+
+def name_lookup(tables: RankTables, codes: Int32Array, predicate: Callable[[str], bool]) -> BoolArray:
+    """``predicate`` of the string of each code, called once a distinct string."""
+    used, inverse = np.unique(codes, return_inverse=True)
+    verdict = np.array([predicate(tables.text(int(code))) for code in used], np.bool_)
+    return verdict[inverse] if len(used) else np.zeros(len(codes), np.bool_)
+
+
+def _host_ranges(tables: RankTables) -> Int64Array:
+    rows = tables.rows(Category.OPERATOR, Category.USER_ANNOTATION)
+    return rows[tables.dur[rows] >= 0]
+
+
+def _host_communication(tables: RankTables) -> Pieces:
+    """The ranges in which a host backend moves bytes (``gloo:all_reduce``)."""
+    rows = _host_ranges(tables)
+    chosen = name_lookup(
+        tables, tables.name[rows], lambda text: text.startswith(HOST_BACKENDS) and kind_of_annotation(text) is not None
+    )
+    rows = rows[chosen]
+    start = tables.ts[rows]
+    work = np.full(len(rows), int(Work.COMMUNICATION), np.int8)
+    return Pieces(rows, start, start + tables.dur[rows], work, np.zeros(len(rows), np.bool_))
+
+
+def _host_compute(tables: RankTables) -> Pieces:
+    """Top-level operators of each thread, without the collectives called (and waited for) inside them."""
+    rows = tables.rows(Category.OPERATOR)
+    rows = rows[(tables.dur[rows] >= 0) & (tables.ts[rows] != NULL)]
+    collective = name_lookup(tables, tables.name[rows], _is_collective_call)
+    calls, operators = rows[collective], rows[~collective]
+    operators = operators[correlate.enclosing(tables, operators, operators) < 0]
+    index, start, end = _outside_calls(tables, operators, calls)
+    work = np.full(len(index), int(Work.COMPUTE), np.int8)
+    return Pieces(operators[index], start, end, work, np.zeros(len(index), np.bool_))
+
+
+def _is_collective_call(text: str) -> bool:
+    prefixes = ("c10d::", "_c10d_functional", "record_param_comms", *HOST_BACKENDS)
+    return text.startswith(prefixes) or kind_of_operator(text) is not None
+
+
+def _outside_calls(tables: RankTables, operators: Int64Array, calls: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Pieces of each operator in which its own thread is not inside a collective call: (operator index, start, end)."""
+    index, starts, ends = [], [], []
+    for lane in np.unique(tables.lane[operators]):
+        own = np.flatnonzero(tables.lane[operators] == lane)
+        inside = calls[tables.lane[calls] == lane]
+        start = tables.ts[operators[own]]
+        busy = intervals.union(tables.ts[inside], tables.ts[inside] + tables.dur[inside])
+        which, piece_start, piece_end = intervals.segments_outside(start, start + tables.dur[operators[own]], busy)
+        index.append(own[which])
+        starts.append(piece_start)
+        ends.append(piece_end)
+    if not index:
+        nothing = np.empty(0, np.int64)
+        return nothing, nothing, nothing
+    return np.concatenate(index), np.concatenate(starts), np.concatenate(ends)
+
+
+def _joined(first: Pieces, second: Pieces) -> Pieces:
+    if not len(second.row):
+        return first
+    return Pieces(
+        np.concatenate([first.row, second.row]),
+        np.concatenate([first.start, second.start]),
+        np.concatenate([first.end, second.end]),
+        np.concatenate([first.work, second.work]),
+        np.concatenate([first.suspicious, second.suspicious]),
+    )
+
+
+def _link(tables: RankTables, pieces: Pieces, steps: Steps, on_cpu: bool) -> DeviceWork:
+    order = np.argsort(pieces.start, kind="stable")
+    row, start = pieces.row[order], pieces.start[order]
+    launch_row = correlate.launches(tables, row)
+    known = launch_row >= 0
+    launch_ts = np.full(len(row), NULL, np.int64)
+    launch_ts[known] = tables.ts[launch_row[known]]
+    launch_step = np.full(len(row), -1, np.int32)
+    launch_step[known] = steps.index_at(launch_ts[known])
+    operator_row = np.full(len(row), -1, np.int64)
+    if on_cpu:
+        is_operator = tables.category[row] == Category.OPERATOR
+        operator_row[is_operator] = row[is_operator]
+    elif known.any():
+        launches, inverse = np.unique(launch_row[known], return_inverse=True)
+        operator_row[known] = correlate.enclosing(tables, launches, tables.rows(Category.OPERATOR))[inverse]
+    host = ~np.isin(tables.category[row], [int(c) for c in _DEVICE])
+    return DeviceWork(
+        row=row,
+        start=start,
+        end=pieces.end[order],
+        work=pieces.work[order],
+        name=tables.name[row],
+        stream=np.where(host, tables.lane[row], tables.stream[row]).astype(np.int32),
+        device=tables.device[row],
+        launch_row=launch_row,
+        launch_ts=launch_ts,
+        operator_row=operator_row,
+        step=steps.index_at(start),
+        launch_step=launch_step,
+        operation=np.full(len(row), -1, np.int32),
+        suspicious=pieces.suspicious[order],
+    )
+
+
+def _note_launches(tables: RankTables, work: DeviceWork) -> None:
+    missing = int((work.launch_row < 0).sum())
+    if missing:
+        tables.coverage.note(f"{missing} of {len(work)} kernels and copies have no launch in the trace (launched before it began)")
+    known = work.launch_row[work.launch_row >= 0]
+    replayed = name_lookup(tables, tables.name[known], lambda text: text.startswith(_GRAPH_LAUNCHES))
+    if replayed.any():
+        calls = len(np.unique(known[replayed]))
+        tables.coverage.note(
+            f"{int(replayed.sum())} kernels were replayed by {calls} CUDA graph launches: "
+            "collectives among them carry no process group and no sequence number"
+        )

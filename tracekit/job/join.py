@@ -1,0 +1,262 @@
+"""Windows of all ranks to one Job: who is who, which groups and axes there are, which operations belong together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+
+from tracekit import schema
+from tracekit.collectives.matching import Matched, match, measure
+from tracekit.collectives.purpose import purposes
+from tracekit.collectives.semantics import full_elements, sent_bytes
+from tracekit.errors import InputError, UsageError
+from tracekit.job.activity import Window
+from tracekit.job.model import Job
+from tracekit.mesh.mesh import infer_mesh, parse_mesh
+from tracekit.mesh.process_groups import ProcessGroups, unite
+from tracekit.mesh.topology import nodes, spans_nodes
+from tracekit.readers.identity import resolve
+from tracekit.trace.clock import Clock, align
+from tracekit.trace.events import Coverage
+from tracekit.units import NULL
+
+#: Operations in which no rank can leave before the last one has arrived: only these bound the clocks.
+BLOCKING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+
+
+def join(
+    windows: Sequence[Window],
+    coverage: Sequence[Coverage],
+    mesh: str | None = None,
+    gpus_per_node: int | None = None,
+    ranks: frozenset[int] | None = None,
+) -> Job:
+    """The job of these windows. ``coverage`` are files that gave no window; ``ranks`` the ranks a user wants to see."""
+    used, notes = _ranked(windows, ranks)
+    everything = sorted([*coverage, *(w.coverage for w in windows)], key=lambda c: c.file)
+    world_size, present, missing, world_notes = _world(used, everything)
+    notes += world_notes
+    groups, group_notes = unite([(w.rank if w.rank is not None else 0, w.groups) for w in used], world_size)
+    layout, axes, mesh_notes = infer_mesh(groups, world_size, present, parse_mesh(mesh) if mesh else None)
+    hosts = {w.rank: w.host for w in used if w.rank is not None}
+    node_of = nodes(hosts, world_size, gpus_per_node)
+    groups = ProcessGroups(
+        [replace(g, axis=axis, spans_nodes=spans_nodes(g, node_of)) for g, axis in zip(groups.groups, axes, strict=True)],
+        groups.index,
+    )
+    operations = _operations(used, groups)
+    operations, matches, clock, match_notes = _matched(operations, groups, hosts)
+    operations["purpose"] = pd.Categorical(purposes(operations, groups))
+    notes += [*group_notes, *mesh_notes, *match_notes, *_unrecorded(operations)]
+    return Job(
+        world_size=world_size,
+        ranks=present,
+        missing_ranks=missing,
+        backend=_most_common(w.backend for w in used),
+        device=_most_common(w.device_name for w in used),
+        steps=_common_steps(used),
+        windows=used,
+        groups=groups,
+        mesh=layout,
+        clock=clock,
+        operations=schema.OPERATIONS.check(operations[schema.OPERATIONS.names]),
+        matches=matches,
+        coverage=everything,
+        notes=list(dict.fromkeys(notes)),
+    )
+
+
+def _ranked(windows: Sequence[Window], wanted: frozenset[int] | None) -> tuple[list[Window], list[str]]:
+    """The windows that can be used, each with its final rank, sorted by rank and time."""
+    ranks, problems, notes = resolve([(w.coverage, _identity(w), w.span) for w in windows])
+    used: list[Window] = []
+    for window, rank, found in zip(windows, ranks, problems, strict=True):
+        window.rank = window.coverage.rank = rank
+        for problem in found:
+            window.coverage.note(problem)
+        if rank is not None and window.coverage.status not in ("skipped", "duplicate"):
+            used.append(window)
+    if not used:
+        reasons = [f"{w.coverage.file}: {p}" for w in windows for p in w.coverage.problems]
+        raise InputError(reasons[0] if reasons else "no file could be given a rank", "put the rank into the file names (rank3.json)")
+    if wanted is not None:
+        kept = [w for w in used if w.rank in wanted]
+        if not kept:
+            there = ", ".join(str(r) for r in sorted({w.rank for w in used if w.rank is not None})[:20])
+            raise UsageError("no rank of --ranks is in the traces", f"there are {there}")
+        used = kept
+    return sorted(used, key=lambda w: (w.rank, w.span)), notes
+
+
+def _world(used: Sequence[Window], coverage: Sequence[Coverage]) -> tuple[int | None, list[int], list[int], list[str]]:
+    present = sorted({w.rank for w in used if w.rank is not None})
+    sizes = Counter(w.world_size for w in used if w.world_size)
+    notes = []
+    world_size = sizes.most_common(1)[0][0] if sizes else None
+    if len(sizes) > 1:
+        notes.append(f"the traces disagree on the world size: {dict(sorted(sizes.items()))}; {world_size} is used")
+    if world_size is not None and present and present[-1] >= world_size:
+        notes.append(f"rank {present[-1]} does not fit a world of {world_size}")
+        world_size = present[-1] + 1
+    if world_size is None:
+        notes.append("the world size is not recorded: missing ranks cannot be told")
+        return None, present, [], notes
+    missing = sorted(set(range(world_size)) - set(present)) if world_size <= 10**6 else []
+    cut = sorted({c.rank for c in coverage if c.status == "truncated" and c.rank is not None})
+    if missing:
+        notes.append(f"{len(present)} of {world_size} ranks were read; missing: {_short(missing)}")
+    if cut:
+        whole = len(set(present) - set(cut))
+        notes.append(f"{whole} of {world_size} ranks are complete; truncated: {_short(cut)}")
+    return world_size, present, missing, notes
+
+
+def _short(numbers: Sequence[int], limit: int = 12) -> str:
+    text = ", ".join(str(n) for n in numbers[:limit])
+    return f"{text}, ... ({len(numbers)} in all)" if len(numbers) > limit else text
+
+
+def _most_common(values: Iterable[str]) -> str:
+    counted = Counter(v for v in values if v)
+    return counted.most_common(1)[0][0] if counted else ""
+
+
+def _common_steps(used: Sequence[Window]) -> list[int]:
+    by_rank: dict[int, set[int]] = {}
+    for window in used:
+        if window.rank is not None:
+            by_rank.setdefault(window.rank, set()).update(int(n) for n in window.steps.number)
+    return sorted(set.intersection(*by_rank.values())) if by_rank else []
+
+
+def _operations(used: Sequence[Window], groups: ProcessGroups) -> pd.DataFrame:
+    """All local operations, one under the other, with global groups and bytes; times still on each rank's own clock."""
+    frames = [_one_window(index, window, groups) for index, window in enumerate(used)]
+    frames = [f for f in frames if len(f)]
+    if not frames:
+        columns = {name: schema.LOCAL_OPERATIONS.empty()[name] for name in ("source_rank", "destination_rank", "operator")}
+        return schema.OPERATIONS.empty().assign(**columns)
+    text = [c.name for c in (*schema.LOCAL_OPERATIONS.columns, *schema.OPERATIONS.columns) if c.dtype == "str"]
+    united = pd.concat([f.drop(columns=[c for c in text if c in f]) for f in frames], ignore_index=True)
+    for column in dict.fromkeys(c for c in text if c in frames[0]):
+        united[column] = pd.api.types.union_categoricals([_categorical(f[column]) for f in frames])
+    sizes = np.array([g.size for g in groups.groups] or [0], np.int64)
+    size = np.where(united["group"] >= 0, sizes[np.maximum(united["group"], 0)], 0)
+    return _with_bytes(united, size)
+
+
+def _categorical(column: pd.Series) -> pd.Categorical:
+    return pd.Categorical(column.astype("category").cat.rename_categories(lambda c: str(c)))
+
+
+def _one_window(index: int, window: Window, groups: ProcessGroups) -> pd.DataFrame:
+    local = window.operations
+    rank = window.rank if window.rank is not None else -1
+    place = np.array([*groups.index[index], -1], np.int32)
+    numbers = np.append(window.steps.number, NULL)
+    kind = np.asarray(local["kind"], dtype=object)
+    columns = ("kind", "seq", "dtype", "in_elements", "out_elements", "stream", "phase", "context", "operator", "implementation")
+    frame = local[["start_ns", "end_ns", *columns]].copy()
+    frame["rank"] = np.int32(rank)
+    frame["window"] = np.int32(index)
+    frame["local"] = np.arange(len(local), dtype=np.int32)
+    frame["step_number"] = numbers[local["step"].to_numpy()]
+    frame["launch_step_number"] = numbers[local["launch_step"].to_numpy()]
+    frame["group"] = place[local["group"].to_numpy()]
+    source, destination = local["source_rank"].to_numpy().copy(), local["destination_rank"].to_numpy().copy()
+    source[(kind == "send") & (source == NULL)] = rank
+    destination[(kind == "recv") & (destination == NULL)] = rank
+    frame["source_rank"], frame["destination_rank"] = source, destination
+    return frame
+
+
+def _with_bytes(frame: pd.DataFrame, size: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pd.DataFrame:
+    from tracekit.collectives.kinds import element_type
+
+    categories = list(frame["dtype"].cat.categories)
+    widths = np.array([element_type(c)[1] or NULL if c else NULL for c in categories] or [NULL], np.int64)
+    width = widths[frame["dtype"].cat.codes.to_numpy()]
+    ingoing, outgoing = frame["in_elements"].to_numpy(), frame["out_elements"].to_numpy()
+    elements = full_elements(frame["kind"], ingoing, outgoing, size)
+    known = (elements != NULL) & (width != NULL)
+    full = np.where(known, elements * np.where(known, width, 0), NULL)
+    own = np.where((ingoing != NULL) & (width != NULL), ingoing * np.where(width != NULL, width, 0), NULL)
+    frame["full_bytes"] = full
+    frame["sent_bytes"] = sent_bytes(frame["kind"], full, size, own)
+    return frame
+
+
+def _matched(
+    operations: pd.DataFrame, groups: ProcessGroups, hosts: dict[int, str]
+) -> tuple[pd.DataFrame, pd.DataFrame, Clock, list[str]]:
+    """Match, align the clocks on what was matched, then measure on the aligned times."""
+    matched = match(operations, groups)
+    clock = _clock(operations, matched, hosts)
+    offsets = np.array([clock.offset_ns.get(int(r), 0) for r in operations["rank"].unique()] or [0], np.int64)
+    shift = offsets[pd.factorize(operations["rank"])[0]] if len(operations) else np.empty(0, np.int64)
+    operations["start_ns"] = operations["start_ns"].to_numpy() - shift
+    operations["end_ns"] = operations["end_ns"].to_numpy() - shift
+    matches, wait = measure(operations, matched, groups)
+    operations["match"] = matched.match
+    operations["wait_ns"] = wait
+    axes = [g.axis for g in groups.groups]
+    names = list(dict.fromkeys(["", *axes]))
+    lookup = np.array([names.index(a) for a in axes] + [0], np.int64)
+    operations["axis"] = pd.Categorical.from_codes(lookup[operations["group"].to_numpy()], names)
+    notes = list(matched.notes)
+    if clock.note:
+        notes.append(clock.note)
+    return operations, matches, clock, notes
+
+
+def _clock(operations: pd.DataFrame, matched: Matched, hosts: dict[int, str]) -> Clock:
+    by_seq = np.array([by == "seq" for by in matched.by] + [False], np.bool_)
+    blocking = np.asarray(operations["kind"].isin(BLOCKING), np.bool_) & (matched.match >= 0)
+    strong = blocking & by_seq[matched.match]
+    chosen = strong if strong.any() else blocking
+    part = operations[chosen]
+    return align(
+        hosts, part["rank"].to_numpy(), matched.match[chosen], part["start_ns"].to_numpy(), part["end_ns"].to_numpy()
+    )
+
+
+def _unrecorded(operations: pd.DataFrame) -> list[str]:
+    """Sentences on what the traces do not say about their communication."""
+    notes = []
+    if not len(operations):
+        return notes
+    without_group = int((operations["group"] < 0).sum())
+    if without_group:
+        notes.append(
+            f"the process group is not recorded for {without_group} of {len(operations)} communication operations: "
+            "they are grouped by stream and matched by order"
+        )
+    unknown = operations[operations["full_bytes"] == NULL]
+    if len(unknown):
+        odd = sorted(set(unknown["dtype"].astype("str")) - {""})
+        from tracekit.collectives.kinds import element_type
+
+        strange = [d for d in odd if element_type(d)[1] is None]
+        because = f" (element types {', '.join(strange[:5])} are not known)" if strange else ""
+        notes.append(f"the bytes of {len(unknown)} communication operations are not known{because}")
+    return notes
+
+
+def _identity(window: Window) -> object:
+    from tracekit.readers.identity import Identity
+
+    return Identity(
+        rank=window.rank,
+        source=window.rank_source,
+        claims=window.claims,
+        world_size=window.world_size,
+        backend=window.backend,
+        device_name=window.device_name,
+        host=window.host,
+        process=window.process,
+        problems=[],
+    )

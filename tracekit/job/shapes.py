@@ -1,0 +1,85 @@
+"""Sizes of the tensors of an operator or range, from its recorded ``Input Dims`` and ``Input type``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import msgspec
+import numpy as np
+import pandas as pd
+
+from tracekit.collectives.kinds import element_type
+from tracekit.trace.events import Int32Array, Int64Array, RankTables
+from tracekit.units import NULL
+
+
+@dataclass(frozen=True)
+class TensorShapes:
+    """One entry a row: ``elements`` of all tensors of the first argument that holds any, NULL where not recorded; ``out_elements`` NULL
+    (an operator's outputs are not recorded); ``dtype`` of those tensors, '' where not recorded or mixed; ``tensors`` how many (at least 1)."""
+
+    elements: Int64Array
+    out_elements: Int64Array
+    dtype: pd.Categorical
+    tensors: Int32Array
+
+
+def tensor_shapes(tables: RankTables, rows: Int64Array) -> TensorShapes:
+    """Shapes recorded for these event rows (-1: none)."""
+    side = tables.side["shapes"]
+    at = side.at(rows)
+    dims = np.where(at >= 0, side.columns["Input Dims"][np.maximum(at, 0)], 0) if len(side) else np.zeros(len(rows), np.int32)
+    types = np.where(at >= 0, side.columns["Input type"][np.maximum(at, 0)], 0) if len(side) else np.zeros(len(rows), np.int32)
+    pairs, inverse = np.unique(np.stack([dims, types], axis=1), axis=0, return_inverse=True)
+    read = [_read(tables.text(int(d)), tables.text(int(t))) for d, t in pairs]
+    inverse = inverse.reshape(-1)
+    elements = np.array([r[0] for r in read] or [NULL], np.int64)
+    tensors = np.array([r[2] for r in read] or [1], np.int32)
+    dtypes = [r[1] for r in read] or [""]
+    categories = list(dict.fromkeys(dtypes))
+    codes = np.array([categories.index(d) for d in dtypes], np.int64)
+    return TensorShapes(
+        elements[inverse], np.full(len(rows), NULL, np.int64), pd.Categorical.from_codes(codes[inverse], categories), tensors[inverse]
+    )
+
+
+def _read(dims: str, types: str) -> tuple[int, str, int]:
+    """(elements, dtype, tensors) of the first argument with a tensor in it; (NULL, '', 1) where nothing is recorded."""
+    try:
+        arguments = msgspec.json.decode(dims) if dims else []
+        names = msgspec.json.decode(types) if types else []
+    except msgspec.DecodeError:
+        return NULL, "", 1
+    if not isinstance(arguments, list):
+        return NULL, "", 1
+    for index, argument in enumerate(arguments):
+        sizes = _sizes(argument)
+        if sizes:
+            return sum(sizes), _dtype(names, index), len(sizes)
+    return NULL, "", 1
+
+
+def _sizes(argument: Any) -> list[int]:
+    """Elements of a tensor ``[2, 3]`` or of each tensor of a list ``[[2, 3], [4]]``; [] for a scalar, for nothing, or for nonsense."""
+    if not isinstance(argument, list) or not argument:
+        return []
+    if all(isinstance(n, int) and 0 <= n < 2**40 for n in argument):
+        size = prod(argument)
+        return [size] if size < 2**62 else []
+    inner = [_sizes(item) for item in argument if isinstance(item, list)]
+    flat = [size for sizes in inner for size in sizes]
+    return flat if sum(flat) < 2**62 else []
+
+
+def _dtype(names: Any, index: int) -> str:
+    """Element type of argument ``index``; a tensor list is spelled ['float', 'float'] or 'TensorList'."""
+    if not isinstance(names, list) or index >= len(names):
+        return ""
+    name = names[index]
+    found = {str(n) for n in name} if isinstance(name, list) else {str(name)}
+    if len(found) != 1:
+        return ""
+    text = found.pop()
+    return "" if text in ("", "Scalar", "ScalarList", "TensorList") else element_type(text)[0]

@@ -1,0 +1,113 @@
+"""One file becomes one Window: read, link, reduce. Runs in a worker; only the small Window leaves it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from tracekit.errors import InputError
+from tracekit.job.activity import Activity, Window
+from tracekit.job.device import device_work
+from tracekit.job.operations import local_operations
+from tracekit.mesh.process_groups import local_groups
+from tracekit.readers import cache
+from tracekit.readers.identity import Identity, identify
+from tracekit.readers.kineto import read_trace
+from tracekit.readers.sources import Source
+from tracekit.trace import durations
+from tracekit.trace.events import Coverage, RankTables
+from tracekit.trace.steps import Steps, find_phases, find_steps
+
+Reducers = Mapping[str, Callable[[Activity], Any]]
+
+
+@dataclass(frozen=True)
+class Task:
+    """How to read one file; picklable."""
+
+    reducers: Reducers = field(default_factory=dict)
+    steps: tuple[int | None, int | None] | None = None
+    cache: str | None = None
+    threads: int = 2
+    progress: Callable[[int], None] | None = None
+
+
+def read_window(source: Source, task: Task) -> Window | Coverage:
+    """The window of one file; its Coverage alone where nothing of it could be used."""
+    try:
+        tables = read_tables(source, task)
+    except InputError as error:
+        return Coverage(source.url, status="skipped", problems=[str(error)])
+    return reduce_window(tables, source.name, task)
+
+
+def read_tables(source: Source, task: Task) -> RankTables:
+    """Tables of one file, from the cache where it holds them."""
+    if task.cache is None:
+        return read_trace(source, threads=task.threads, progress=task.progress)
+    tables = cache.load(source, task.cache)
+    if tables is None:
+        tables = read_trace(source, threads=task.threads, progress=task.progress)
+        cache.store(source, tables, task.cache)
+    elif task.progress is not None:
+        task.progress(source.size)
+    return tables
+
+
+def reduce_window(tables: RankTables, name: str, task: Task) -> Window:
+    """Link the tables of one file and run every reducer on them."""
+    identity = identify(tables, name)
+    activity = build_activity(tables, task.steps)
+    reduced = {analysis: reducer(activity) for analysis, reducer in task.reducers.items()}
+    for problem in identity.problems:
+        tables.coverage.note(problem)
+    return _window(activity, identity, reduced)
+
+
+def build_activity(tables: RankTables, steps: tuple[int | None, int | None] | None = None) -> Activity:
+    """Everything a per-rank analysis looks at. ``steps``: numbers (from, to), half open, that are to be looked at."""
+    span = durations.span(tables)
+    found = find_steps(tables)
+    phases = find_phases(tables)
+    if steps is not None:
+        found = _chosen_steps(found, steps)
+    groups, group_of = local_groups(tables)
+    work, on_cpu = device_work(tables, found, span)
+    operations, work = local_operations(tables, work, phases, group_of)
+    return Activity(tables, found, phases, work, operations, groups, on_cpu, span)
+
+
+def _chosen_steps(steps: Steps, wanted: tuple[int | None, int | None]) -> Steps:
+    first, last = wanted
+    keep = np.ones(len(steps), np.bool_)
+    if first is not None:
+        keep &= steps.number >= first
+    if last is not None:
+        keep &= steps.number < last
+    return replace(steps, number=steps.number[keep], start=steps.start[keep], end=steps.end[keep])
+
+
+def _window(activity: Activity, identity: Identity, reduced: dict[str, Any]) -> Window:
+    tables = activity.tables
+    tables.coverage.rank = identity.rank
+    return Window(
+        coverage=tables.coverage,
+        rank=identity.rank,
+        rank_source=identity.source,
+        claims=identity.claims,
+        world_size=identity.world_size,
+        backend=identity.backend,
+        device_name=identity.device_name,
+        host=identity.host,
+        process=identity.process,
+        on_cpu=activity.on_cpu,
+        span=activity.window,
+        steps=activity.steps,
+        groups=activity.groups,
+        operations=activity.operations,
+        metadata={key: tables.metadata[key] for key in ("distributedInfo", "schemaVersion") if key in tables.metadata},
+        reduced=reduced,
+    )
