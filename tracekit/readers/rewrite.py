@@ -17,9 +17,11 @@ EVENT_KEYS = frozenset(
     b"ph cat name pid tid ts dur args id bp s tts tdur cname sf esf stack estack id2 scope bind_id flow_in flow_out".split()
 )
 
+_NEEDED = frozenset((b"ph", b"pid"))
+
 MAX_DEPTH = 100
 _MAX_ODD_STRINGS = 3  # strings with raw quotes in one value
-_WORK, _WORK_AT_LEAST = 8, 1 << 14  # looks at a byte that each byte of text is worth, all choices together
+_WORK, _WORK_AT_LEAST = 4, 1 << 14  # looks at a byte that each byte of text is worth, all choices together
 
 _SPACE = re.compile(rb"[ \t\r\n]*+")
 _QUOTE_OR_ESCAPE = re.compile(rb'"|\\.?', re.DOTALL)
@@ -32,6 +34,8 @@ _END_OF_EVENT = re.compile(rb"[ \t\r\n]*+,?[ \t\r\n]*+\}[ \t\r\n]*+(?:,[ \t\r\n]
 _END_OF_OBJECT = re.compile(rb"[ \t\r\n]*+,?[ \t\r\n]*+\}[ \t\r\n]*+(?:[,}\]]|\Z)")
 _END_OF_ELEMENT = re.compile(rb'[ \t\r\n]*+(?:,[ \t\r\n]*+["\[{0-9tfnNI\-]|,?[ \t\r\n]*+\])')
 _MAYBE_END = re.compile(rb'[ \t\r\n]*+(?:[,}\]"]|\Z)')
+_AFTER_EVENT = re.compile(rb"[ \t\r\n]*+(?:[,\]{]|\Z)")
+_AFTER_VALUE = re.compile(rb"[ \t\r\n]*+(?:[,}\"]|\Z)")
 _AFTER_KEY = re.compile(rb"[ \t\r\n]*+:")
 _IN_STRING = re.compile(rb'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|[\\"\x00-\x1f]')
 _LITERALLY = re.compile(rb'\\"|[\\"\x00-\x1f]')
@@ -41,12 +45,11 @@ _STRONG, _WEAK, _NO = 2, 1, 0
 
 @dataclass(frozen=True)
 class Rewritten:
-    """``text``: valid JSON, but for bytes that are not UTF-8. ``next``: offset after the value. ``keys``: of the object itself."""
+    """``text``: valid JSON, but for bytes that are not UTF-8. ``next``: offset after the value. ``problems``: what was repaired."""
 
     text: bytes
     next: int
     problems: frozenset[str]
-    keys: frozenset[bytes]
 
 
 @dataclass(frozen=True)
@@ -84,8 +87,8 @@ def rewrite(data: bytes, at: int, end: int, outermost: str, balanced: bool = Fal
 class _Search:
     def __init__(self, data: bytes, outermost: str, balanced: bool) -> None:
         self.data = data
-        self.balanced = balanced
         self.outermost = outermost
+        self.balanced = balanced
         self.out: list[bytes] = []
         self.choices: list[tuple[_State, Iterator[int]]] = []
         self.work = _WORK * len(data) + _WORK_AT_LEAST
@@ -94,13 +97,22 @@ class _Search:
         self.choices.clear()
         state: _State | None = _State(0, "value", "", True, frozenset(), 0, frozenset(), odd)
         while state is not None and self.work > 0:
-            if state.expect == "after" and not state.stack:
-                return Rewritten(b"".join(self.out[: state.written]), state.at, state.problems, state.seen)
             try:
+                if state.expect == "after" and not state.stack:
+                    return self.finish(state)
                 state = self.step(state)
             except _Deadend:
                 state = self.another_choice()
         return None
+
+    def finish(self, state: _State) -> Rewritten:
+        follows = _AFTER_EVENT if self.outermost == "E" else _AFTER_VALUE
+        if follows.match(self.data, state.at) is None:
+            raise _Deadend
+        quotes = "quote" in state.problems or not state.problems
+        if self.outermost == "E" and quotes and not state.seen >= _NEEDED:
+            raise _Deadend  # a piece of source text that looks like an event
+        return Rewritten(b"".join(self.out[: state.written]), state.at, state.problems)
 
     # One token -------------------------------------------------------------------------------------------------------
 

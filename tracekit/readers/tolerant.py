@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from itertools import islice
 
 from tracekit.readers.metadata import parse_metadata
-from tracekit.readers.rewrite import Rewritten, rewrite
+from tracekit.readers.rewrite import rewrite
 
 _NEAR, _FAR = 1 << 12, 1 << 18  # bytes of one broken event that are looked at: mostly few are enough
-_STARTS = 3  # starts of other events that may be source text in the name of this one
+_STARTS = 3  # how many starts of events are tried as the end of this one: source text in its name may look like a start
 _START = 1 << 10  # bytes that recognising the start of the next event may take
 #: With this many bytes after the event's start every event can be decided: a buffer must be able to hold them.
 LOOK_AHEAD = _FAR + _START
@@ -40,13 +40,12 @@ PROBLEMS: dict[str, str] = {
 _S = rb"[ \t\r\n]*+"
 #: A start of an event that no source text in a name imitates by chance: its phase comes first, or its name and then its phase.
 _SURE_START = rb'\{ "?(?:ph" : "[A-Za-z]"|name" : "[^"\n]{0,512}+" , "(?:ph|cat)")'.replace(b" ", _S)
-_AFTER_EVENT = rb"\} (?:, )?".replace(b" ", _S)
+_AFTER_EVENT = rb"[},] (?:, )?".replace(b" ", _S)
 _FIRST_KEY = re.compile(rb'\{ "?([a-z]{1,8})" :'.replace(b" ", _S))
 #: What may come after garbage: an event, or the end of the list.
 _AFTER_GARBAGE = re.compile(_SURE_START + rb'|\{ "(?:cat|pid|tid|ts|dur|args|bp)" :|\] (?:\Z|\}|, ["\}])'.replace(b" ", _S))
 _TOP_KEY = rb'"(?:traceName|displayTimeUnit|baseTimeNanoseconds|schemaVersion|deviceProperties|distributedInfo|[a-z]+_[a-z_]+)" :'
 _LAST_EVENT = re.compile((rb"\} \}? (?=\] (?:, " + _TOP_KEY + rb"|,? \} \Z|\Z))").replace(b" ", _S))
-_SPACE = re.compile(_S)
 
 _SINGULAR = (
     ("1 events", "1 event"),
@@ -86,28 +85,22 @@ def repair_event(data: bytes, at: int, final: bool) -> Repair | None:
     for size in (_NEAR, _FAR):
         window = min(at + size, len(data))
         ends = _next_events(data, at, window)
-        cut = not ends and len(data) < at + size + _START
-        if cut and not final:
+        incomplete = len(data) < at + size + _START and not final
+        if incomplete and not ends:
             return None
-        found = _best(data, at, ends or [window])
+        end = ends[0] if ends else window
+        found = rewrite(data, at, end, "E", balanced=True) or rewrite(data, at, end, "E")
+        if found is None and incomplete and len(ends) < _STARTS:
+            return None
+        if found is None:
+            found = next(filter(None, (rewrite(data, at, end, "E", balanced=True) for end in ends[1:])), None)
         if found is not None:
             return Repair(found.text, found.next, next((key for key in PROBLEMS if key in found.problems), "comma"))
         if ends:
             return Repair(None, ends[0], "skipped")
-        if cut:
+        if len(data) < at + size + _START:
             return _leave_out_the_rest(data, at)
     return Repair(None, window, "skipped")
-
-
-def _best(data: bytes, at: int, ends: list[int]) -> Rewritten | None:
-    """The event's most plausible reading: source text in its name may look like the start of another event, but has paired quotes."""
-    for end, balanced in [*((end, True) for end in ends), (ends[0], False)]:
-        found = rewrite(data, at, end, "E", balanced)
-        if found is None or not _stands_alone(data, found.next, end):
-            continue
-        if "quote" not in found.problems or (b"ph" in found.keys and (b"ts" in found.keys or b'"ph":"M"' in found.text)):
-            return found
-    return None
 
 
 def sentence(problem: str, count: int) -> str:
@@ -145,7 +138,10 @@ def decode_string(raw: bytes, literal: bool) -> str:
     escapes = _SURE_ESCAPE if literal else _JSON_ESCAPE
     if any(match["none"] is not None for match in escapes.finditer(raw)):
         return text.replace('\\"', '"')
-    decoded: str = json.loads(f'"{text}"', strict=False)
+    try:
+        decoded: str = json.loads(f'"{text}"', strict=False)
+    except ValueError:  # a raw quote
+        return text
     return decoded if decoded.isascii() else decoded.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
@@ -158,13 +154,6 @@ def _next_events(data: bytes, at: int, end: int) -> list[int]:
     pattern = re.compile(_AFTER_EVENT + rb"(?=" + start + rb")")
     found = islice(pattern.finditer(data, at + 1, min(end + _START, len(data))), _STARTS)
     return [match.end() for match in found if match.end() < end]
-
-
-def _stands_alone(data: bytes, after: int, end: int) -> bool:
-    """Whether the text between an event and ``end`` begins as what may follow an event."""
-    space = _SPACE.match(data, after, end)
-    at = after if space is None else space.end()
-    return at >= len(data) or data[at : at + 1] in (b",", b"]", b"{")
 
 
 def _leave_out_the_rest(data: bytes, at: int) -> Repair:
