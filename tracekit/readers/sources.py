@@ -1,0 +1,256 @@
+"""Which files a job consists of: files, folders, globs and fsspec URLs become a list of sources, each file once.
+
+A folder is searched as torch.profiler, tensorboard_trace_handler, torchtitan, dynolog and HTA leave it: traces are told by their ending,
+at any depth. What plainly is no trace (manifests, snapshots, reports, hidden files) is passed over in silence; what might have been one
+(``.tmp`` left by a killed profiler, files without permission) is listed as skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+from urllib.parse import unquote
+
+from tracekit.errors import InputError
+from tracekit.readers import remote
+from tracekit.readers.recognise import is_trace_name, read_errors, reason, refusal
+from tracekit.trace.events import Coverage
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_MAGIC = re.compile(r"[*?\[]")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One trace file. ``url`` is an absolute path or an fsspec URL. ``name`` is for the user: valid UTF-8, but maybe not one line.
+
+    ``size`` in bytes as stored; ``mtime`` in ns since 1970, 0 where the file system does not tell.
+    """
+
+    url: str
+    name: str
+    size: int
+    mtime: int
+
+    def open(self) -> BinaryIO:
+        """The raw bytes of the file, not decompressed. Opening and reading raise one of :func:`read_errors`."""
+        return remote.open_url(self.url) if remote.is_url(self.url) else _open(self.url)
+
+
+@dataclass(frozen=True)
+class Found:
+    """``sources`` in natural order of their names; ``skipped``: what looked like a trace and is not used."""
+
+    sources: list[Source]
+    skipped: list[Coverage]
+
+
+@dataclass
+class _Finds:
+    """Sources and skipped files so far. ``ids`` tell one file from another, whatever the path that led to it."""
+
+    sources: list[Source] = field(default_factory=list)
+    skipped: list[Coverage] = field(default_factory=list)
+    ids: set[object] = field(default_factory=set)
+    met: int = 0  # files met, those known before included
+
+    def add(self, source: Source, identity: object) -> None:
+        self.met += 1
+        if identity not in self.ids:
+            self.ids.add(identity)
+            self.sources.append(source)
+
+    def skip(self, name: str, problem: str, identity: object) -> None:
+        self.met += 1
+        if identity not in self.ids:
+            self.ids.add(identity)
+            self.skipped.append(Coverage(name, status="skipped", problems=[problem]))
+
+
+def find_sources(paths: Sequence[str]) -> Found:
+    """Trace files under ``paths``: files, folders (searched to any depth), globs, fsspec URLs; ``~`` is the home folder.
+
+    Raises InputError where a path does not exist, or where nothing at all was found.
+    """
+    finds = _Finds()
+    for path in paths:
+        before = finds.met
+        if remote.is_url(path) and not path.startswith("file://"):
+            _remote(path, finds)
+        else:
+            _local(unquote(path.removeprefix("file://")) if path.startswith("file://") else path, finds)
+        if finds.met == before:
+            finds.skip(clean(path), "holds no trace: no file in it ends in .json, .json.gz or .json.zst", ("empty", path))
+    if not finds.sources:
+        raise _nothing(paths, finds)
+    sources = sorted(finds.sources, key=lambda source: (natural_key(source.name), natural_key(source.url)))
+    return Found(_with_distinct_names(sources), sorted(finds.skipped, key=lambda coverage: natural_key(coverage.file)))
+
+
+def natural_key(text: str) -> tuple[tuple[int, int, str], ...]:
+    """Sorting key by which ``rank2`` comes before ``rank10``."""
+    parts = re.split(r"([0-9]+)", text)
+    return tuple((0, len(part.lstrip("0")), part.lstrip("0")) if i % 2 else (1, 0, part) for i, part in enumerate(parts))
+
+
+# Local files ---------------------------------------------------------------------------------------------------------
+
+
+def _local(path: str, finds: _Finds) -> None:
+    full = os.path.abspath(os.path.expanduser(path)) if path else ""  # noqa: PTH100, PTH111 - Path("~nobody") raises
+    try:
+        status = os.stat(full)  # noqa: PTH116 - an empty Path is the current folder
+    except PermissionError:
+        finds.skip(clean(path), "may not be read: permission denied", full)
+        return
+    except (OSError, ValueError):
+        _glob(path, full, finds)
+        return
+    if stat.S_ISDIR(status.st_mode):
+        _walk(full, finds)
+    elif stat.S_ISREG(status.st_mode):
+        _file(full, Path(full).name, status, finds, named=True)
+    else:
+        finds.skip(clean(path), "is not a regular file and was not read", full)
+
+
+def _glob(path: str, full: str, finds: _Finds) -> None:
+    """What a pattern matches; InputError for a path that is no pattern, or matches nothing."""
+    if not _MAGIC.search(path) or "\0" in path:
+        raise InputError(f"there is no file or folder {shown(path)}", "check the path; the folder with the traces of all ranks will do")
+    anchor = Path(full).anchor
+    try:
+        matches = sorted((str(match) for match in Path(anchor).glob(full[len(anchor) :])), key=natural_key)
+    except (OSError, ValueError, NotImplementedError) as error:
+        raise InputError(f"{shown(path)} is no pattern for files ({reason(error)})", "use *, ?, [...] and ** between slashes") from error
+    written = set(Path(full).parts)
+    matches = [match for match in matches if not any(p.startswith(".") and p not in written for p in Path(match).parts)]
+    if not matches:
+        raise InputError(f"no file matches {shown(path)}", "check the pattern, or give the folder itself")
+    for match in matches:
+        status = _status(match, Path(match).name, finds)
+        if status is not None and stat.S_ISDIR(status.st_mode):
+            _walk(match, finds)
+        elif status is not None and stat.S_ISREG(status.st_mode):
+            _file(match, Path(match).name, status, finds, globbed=True)
+
+
+def _walk(root: str, finds: _Finds) -> None:
+    """Every trace under a folder; a folder reached twice (links in a circle) is searched once."""
+    waiting = [root]
+    seen: set[object] = set()
+    while waiting:
+        folder = waiting.pop()
+        try:
+            identity = _identity(folder, Path(folder).stat())
+            if identity in seen:
+                continue
+            seen.add(identity)
+            with os.scandir(folder) as entries:
+                names = [entry.name for entry in entries if not entry.name.startswith(".") and entry.name != "__pycache__"]
+        except OSError as error:
+            name = os.path.relpath(folder, root) if folder != root else Path(root).name
+            finds.skip(clean(name), f"could not be searched: {reason(error)}", folder)
+            continue
+        for name in sorted(names):
+            path = os.path.join(folder, name)  # noqa: PTH118 - thousands of files
+            status = _status(path, os.path.relpath(path, root), finds)
+            if status is not None and stat.S_ISDIR(status.st_mode):
+                waiting.append(path)
+            elif status is not None and stat.S_ISREG(status.st_mode):
+                _file(path, os.path.relpath(path, root), status, finds)
+
+
+def _status(path: str, name: str, finds: _Finds) -> os.stat_result | None:
+    try:
+        return os.stat(path)  # noqa: PTH116 - as above
+    except OSError as error:
+        if is_trace_name(Path(path).name):
+            finds.skip(clean(name), f"could not be opened: {reason(error)}", path)
+        return None
+
+
+def _file(path: str, name: str, status: os.stat_result, finds: _Finds, named: bool = False, globbed: bool = False) -> None:
+    problem = refusal(Path(path).name, named, globbed, partial(_open, path))
+    if problem is None and not os.access(path, os.R_OK):
+        problem = "may not be read: permission denied"
+    if problem is None:
+        finds.add(Source(path, clean(name), status.st_size, status.st_mtime_ns), _identity(path, status))
+    elif problem:
+        finds.skip(clean(name), problem, _identity(path, status))
+
+
+def _open(path: str) -> BinaryIO:
+    return Path(path).open("rb")
+
+
+def _identity(path: str, status: os.stat_result) -> object:
+    return (status.st_dev, status.st_ino) if status.st_ino else os.path.realpath(path)
+
+
+# Remote files --------------------------------------------------------------------------------------------------------
+
+
+def _remote(url: str, finds: _Finds) -> None:
+    try:
+        entries = sorted(remote.entries(url), key=lambda entry: natural_key(entry[0]))
+    except ImportError as error:
+        raise InputError(f"{shown(url)} needs a package that is missing: {reason(error)}", "try: pip install 'tracekit[remote]'") from error
+    except FileNotFoundError as error:
+        raise InputError(f"there is no file or folder {shown(url)}", "check the address") from error
+    except read_errors() as error:
+        raise InputError(f"{shown(url)} could not be read ({reason(error)})", "check the address and your access to it") from error
+    for full, name, size, mtime, named in entries:
+        problem = refusal(PurePosixPath(name).name, named, False, partial(remote.open_url, full))
+        if problem is None:
+            finds.add(Source(full, clean(name), size, mtime), full)
+        elif problem:
+            finds.skip(clean(name), problem, full)
+
+
+# Names and messages --------------------------------------------------------------------------------------------------
+
+
+def _with_distinct_names(sources: list[Source]) -> list[Source]:
+    """Files of one name in several places are called by their whole path."""
+    names = [source.name for source in sources]
+    twice = set(_repeated(names))
+    return [replace(source, name=clean(source.url)) if source.name in twice else source for source in sources]
+
+
+def _repeated(names: list[str]) -> Iterator[str]:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            yield name
+        seen.add(name)
+
+
+def _nothing(paths: Sequence[str], finds: _Finds) -> InputError:
+    places = ", ".join(shown(path) for path in paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
+    problem = f"no trace was found in {places}" if paths else "no path was given"
+    skipped = [coverage for coverage in finds.skipped if not coverage.problems[0].startswith("holds no trace")]
+    if skipped:
+        more = f"; {len(skipped) - 1} more were passed over" if len(skipped) > 1 else ""
+        problem += f" ({shown(skipped[0].file)} {skipped[0].problems[0]}{more})"
+    return InputError(problem, "torch.profiler traces end in .json, .json.gz or .json.zst")
+
+
+def clean(text: str) -> str:
+    """A path as valid UTF-8, whatever bytes the file system holds."""
+    return _SURROGATE.sub("\ufffd", text)
+
+
+def shown(path: str) -> str:
+    """A path inside a sentence: quoted, on one line, not endless."""
+    text = repr(clean(path))
+    return text if len(text) <= 300 else f"{text[:140]}...{text[-140:]}"
+
+
+__all__ = ["Found", "Source", "clean", "find_sources", "natural_key", "read_errors", "shown"]
