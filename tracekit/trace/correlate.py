@@ -1,0 +1,80 @@
+"""Links between events of one rank: kernel to the host call that launched it, host call to what encloses it on its thread.
+
+A kernel's ``External id`` is not used: in old traces it equals the correlation and names an unrelated operator.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tracekit.trace.events import Category, Int64Array, RankTables
+from tracekit.units import NULL
+
+#: Host calls that put work on a device. Others (cudaStreamIsCapturing, cudaEventQuery, ...) can carry a correlation too.
+_LAUNCHES = ("launch", "memcpy", "memset", "graph")
+
+
+def launches(tables: RankTables, rows: Int64Array) -> Int64Array:
+    """The events row of the runtime call with the same correlation as each device row; -1 where there is none.
+
+    Where several calls share a correlation, one whose name says that it launches is preferred, then the first in the file.
+    """
+    result = np.full(len(rows), -1, np.int64)
+    calls = tables.rows(Category.RUNTIME)
+    calls = calls[tables.correlation[calls] > 0]
+    if not len(calls) or not len(rows):
+        return result
+    verdict = {int(c): _rank_of(tables.text(int(c))) for c in np.unique(tables.name[calls])}
+    preference = np.zeros(max(verdict) + 1, np.int8)
+    preference[list(verdict)] = list(verdict.values())
+    keys = tables.correlation[calls]
+    order = np.lexsort((preference[tables.name[calls]], keys))
+    keys, calls = keys[order], calls[order]
+    wanted = tables.correlation[rows]
+    at = np.minimum(np.searchsorted(keys, wanted, side="left"), len(keys) - 1)
+    found = (keys[at] == wanted) & (wanted > 0)
+    result[found] = calls[at[found]]
+    return result
+
+
+def _rank_of(name: str) -> int:
+    lower = name.lower()
+    return 0 if any(word in lower for word in _LAUNCHES) else 1
+
+
+def enclosing(tables: RankTables, inner_rows: Int64Array, outer_rows: Int64Array) -> Int64Array:
+    """For each inner row the innermost of ``outer_rows`` on the same lane whose [ts, ts + dur) holds the inner's ts; -1 for none.
+
+    A row never encloses itself; of two identical intervals the earlier in the file is the outer one.
+    """
+    from tracekit.trace.sweep import innermost
+
+    result = np.full(len(inner_rows), -1, np.int64)
+    outer_rows = outer_rows[(tables.dur[outer_rows] > 0) & (tables.ts[outer_rows] != NULL)]
+    if not len(outer_rows) or not len(inner_rows):
+        return result
+    start = tables.ts[outer_rows]
+    end = start + tables.dur[outer_rows]
+    order = _nesting_order(tables.lane[outer_rows].astype(np.int64), start, end)
+    outer_rows, start, end = outer_rows[order], start[order], end[order]
+    place = np.full(len(tables), len(outer_rows), np.int64)
+    place[outer_rows] = np.arange(len(outer_rows))
+    lane, time, own = tables.lane[inner_rows].astype(np.int64), tables.ts[inner_rows], place[inner_rows]
+    queries = _nesting_order(lane, time, -own)
+    found = innermost(
+        tables.lane[outer_rows].astype(np.int64), start, end, lane[queries], time[queries], own[queries]
+    )
+    result[queries] = np.where(found >= 0, outer_rows[np.maximum(found, 0)], -1)
+    return result
+
+
+def _nesting_order(lane: Int64Array, start: Int64Array, end: Int64Array) -> Int64Array:
+    """Order by (lane, start, end descending): a stable sort by lane of a sort by start, with only the ties sorted by end."""
+    order = np.argsort(start, kind="stable")
+    order = order[np.argsort(lane[order].astype(np.int32), kind="stable")]
+    same = (start[order][1:] == start[order][:-1]) & (lane[order][1:] == lane[order][:-1])
+    if same.any():
+        tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
+        part = order[tied]
+        order[tied] = part[np.lexsort((-end[part], start[part], lane[part]))]
+    return order.astype(np.int64)
