@@ -1,7 +1,7 @@
 """Sets of time intervals, in integers.
 
-A set is a pair of arrays ``(start, end)``, sorted, disjoint and not touching; an interval is half open, ``[start, end)``. Everything here is
-a few sorted-array operations: no loop over intervals.
+A set is a pair of arrays ``(start, end)``, sorted, disjoint and not touching; an interval is half open,
+``[start, end)``. Everything here is a few sorted-array operations: no loop over intervals.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def covered(start: Int64Array, end: Int64Array, cover: IntervalSet) -> Int64Arra
     """For each single interval (any order, may overlap) how much of it [ns] the set covers."""
     if not len(cover[0]):
         return np.zeros(len(start), np.int64)
-    return np.maximum(_covered_before(end, cover) - _covered_before(start, cover), 0)
+    inside: Int64Array = np.maximum(_covered_before(end, cover) - _covered_before(start, cover), 0)
+    return inside
 
 
 def segments_outside(start: Int64Array, end: Int64Array, cover: IntervalSet) -> tuple[Int64Array, Int64Array, Int64Array]:
@@ -98,7 +99,8 @@ def _ranges(first: Int64Array, count: Int64Array) -> Int64Array:
     """``first[i], first[i] + 1, ...`` of length ``count[i]``, one after the other."""
     total = int(count.sum())
     offset = np.repeat(first - np.concatenate([[0], np.cumsum(count)[:-1]]), count)
-    return (np.arange(total) + offset).astype(np.int64)
+    numbers: Int64Array = np.arange(total, dtype=np.int64) + offset
+    return numbers
 
 
 def _complement(cover: IntervalSet, low: int, high: int) -> IntervalSet:
@@ -115,4 +117,5 @@ def _covered_before(times: Int64Array, cover: IntervalSet) -> Int64Array:
     total = np.concatenate([[0], np.cumsum(end - start)])
     index = np.searchsorted(start, times, side="right")
     inside = np.where(index > 0, np.maximum(end[np.maximum(index - 1, 0)] - times, 0), 0)
-    return (total[index] - inside).astype(np.int64)
+    before: Int64Array = total[index] - inside
+    return before

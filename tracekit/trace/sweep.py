@@ -8,7 +8,7 @@ from numba import njit
 from tracekit.trace.events import Int64Array
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True, cache=True)
 def innermost(
     outer_lane: Int64Array,
     outer_start: Int64Array,
