@@ -50,7 +50,7 @@ def join(
     )
     operations = _operations(used, groups)
     operations, matches, clock, match_notes = _matched(operations, groups, hosts)
-    operations["purpose"] = pd.Categorical(purposes(operations, groups))
+    operations["purpose"] = purposes(operations)
     notes += [*group_notes, *mesh_notes, *match_notes, *_unrecorded(operations)]
     return Job(
         world_size=world_size,
@@ -159,7 +159,7 @@ def _one_window(index: int, window: Window, groups: ProcessGroups) -> pd.DataFra
     place = np.array([*groups.index[index], -1], np.int32)
     numbers = np.append(window.steps.number, NULL)
     kind = np.asarray(local["kind"], dtype=object)
-    columns = ("kind", "seq", "dtype", "in_elements", "out_elements", "stream", "phase", "context", "operator", "implementation")
+    columns = ("launch_ns", "kind", "seq", "dtype", "in_elements", "out_elements", "stream", "phase", "context", "operator", "implementation")
     frame = local[["start_ns", "end_ns", *columns]].copy()
     frame["rank"] = np.int32(rank)
     frame["window"] = np.int32(index)
@@ -184,9 +184,8 @@ def _with_bytes(frame: pd.DataFrame, size: np.ndarray[tuple[int], np.dtype[np.in
     elements = full_elements(frame["kind"], ingoing, outgoing, size)
     known = (elements != NULL) & (width != NULL)
     full = np.where(known, elements * np.where(known, width, 0), NULL)
-    own = np.where((ingoing != NULL) & (width != NULL), ingoing * np.where(width != NULL, width, 0), NULL)
     frame["full_bytes"] = full
-    frame["sent_bytes"] = sent_bytes(frame["kind"], full, size, own)
+    frame["sent_bytes"] = sent_bytes(frame["kind"], full, size)
     return frame
 
 

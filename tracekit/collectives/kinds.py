@@ -1,0 +1,226 @@
+"""One vocabulary for what traces of all ages and backends call their collectives.
+
+Four spellings meet here: the metadata of NCCL (``_allgather_base``), operators (``c10d::_allgather_base_``), annotations of
+a backend (``nccl:_all_gather_base``) and kernel names (``ncclDevKernel_AllGather_RING_LL``). Metadata is to be believed first,
+the kernel's name last.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+#: Kinds of the contract, then two of ours: ``send_recv`` is a batch of point-to-point transfers, or a kernel of which it is not
+#: recorded whether it is that or an all-to-all; ``unknown`` is communication of a kind that is not recorded.
+KINDS = (
+    "broadcast",
+    "scatter",
+    "gather",
+    "reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_reduce",
+    "all_to_all",
+    "send",
+    "recv",
+    "barrier",
+    "send_recv",
+    "unknown",
+)
+POINT_TO_POINT = ("send", "recv", "send_recv")
+
+#: A spelling without its separators and decorations (see ``_bare``), and the kind it stands for.
+_SPELLINGS = {
+    "allreduce": "all_reduce",
+    "allreducesparse": "all_reduce",
+    "allreducecoalesced": "all_reduce",
+    "allgather": "all_gather",
+    "allgatherbase": "all_gather",
+    "allgathercoalesced": "all_gather",
+    "allgatherinto": "all_gather",
+    "allgatherintotensor": "all_gather",
+    "allgatherintotensorcoalesced": "all_gather",
+    "allgatherv": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "reducescatterbase": "reduce_scatter",
+    "reducescattertensor": "reduce_scatter",
+    "reducescattertensorcoalesced": "reduce_scatter",
+    "reducescatterv": "reduce_scatter",
+    "reducescattercoalesced": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "alltoallv": "all_to_all",
+    "alltoallbase": "all_to_all",
+    "alltoallsingle": "all_to_all",
+    "alltoallsingleautograd": "all_to_all",
+    "alltoallvdev": "all_to_all",
+    "alltoallvdev2d": "all_to_all",
+    "broadcast": "broadcast",
+    "broadcastcoalesced": "broadcast",
+    "reduce": "reduce",
+    "gather": "gather",
+    "scatter": "scatter",
+    "send": "send",
+    "isend": "send",
+    "recv": "recv",
+    "irecv": "recv",
+    "recvanysource": "recv",
+    "sendrecv": "send_recv",
+    "batchisendirecv": "send_recv",
+    "barrier": "barrier",
+    "monitoredbarrier": "barrier",
+    "allreducebarrier": "barrier",
+    "coalesced": "unknown",
+    "groupstart": "unknown",
+    "groupend": "unknown",
+}
+
+
+def _bare(text: str) -> str:
+    """``_allgather_into_tensor_out`` and ``all_gather_into_tensor_`` alike become ``allgatherintotensor``."""
+    bare = text.lower().replace("_", "").replace("-", "")
+    for ending in ("oop", "out", "inplace", "functional"):
+        if bare.endswith(ending) and bare[: -len(ending)] in _SPELLINGS:
+            return bare[: -len(ending)]
+    return bare
+
+
+@lru_cache(maxsize=4096)
+def kind_of_collective_name(text: str) -> str | None:
+    """Kind of the metadata's ``Collective name``; None for records that move nothing (``wait``, ``init``)."""
+    return _SPELLINGS.get(_bare(text))
+
+
+_OPERATOR = re.compile(r"^(?:c10d|_?c10d_functional|_c10d_functional_autograd|symm_mem|torch_ipex|tutel|deep_ep)::(.+)$")
+_SYMMETRIC = re.compile(r"^(?:multimem_|one_shot_|two_shot_|low_contention_|fused_)?_?(.+?)_?$")
+
+
+@lru_cache(maxsize=65536)
+def kind_of_operator(text: str) -> str | None:
+    """Kind of an operator that is a collective call (``c10d::allreduce_``, ``_c10d_functional::all_gather_into_tensor``); else None."""
+    found = _OPERATOR.match(text)
+    if found is None:
+        return None
+    name = found.group(1)
+    kind = _SPELLINGS.get(_bare(name))
+    if kind is None and text.startswith("symm_mem::"):
+        inner = _SYMMETRIC.match(name)
+        kind = _SPELLINGS.get(_bare(inner.group(1))) if inner else None
+    return None if kind == "unknown" else kind
+
+
+_ANNOTATION = re.compile(r"^(?:nccl|gloo|mpi|ucc|xccl|ccl|hccl|rccl|mccl|cncl|smddp):(\w+)(?:\s+\d+\s*(?:->|<-)\s*\d+)?$")
+
+
+@lru_cache(maxsize=65536)
+def kind_of_annotation(text: str) -> str | None:
+    """Kind of a backend's own range (``nccl:all_reduce``, ``gloo:send``, ``nccl:recv 1<-0``); None for any other annotation."""
+    found = _ANNOTATION.match(text)
+    return None if found is None else _SPELLINGS.get(_bare(found.group(1)), "unknown")
+
+
+@dataclass(frozen=True)
+class KernelClass:
+    """What a kernel's name tells: the kind (may be ``unknown`` or ``send_recv``) and who wrote it."""
+
+    kind: str
+    implementation: str
+
+
+#: Longest spellings first: AllReduce and ReduceScatter hold Reduce.
+_IN_KERNEL = (
+    ("allreduce", "all_reduce"),
+    ("reducescatter", "reduce_scatter"),
+    ("allgather", "all_gather"),
+    ("alltoall", "all_to_all"),
+    ("sendrecv", "send_recv"),
+    ("broadcast", "broadcast"),
+    ("allbcast", "all_gather"),
+    ("bcast", "broadcast"),
+    ("reduce", "reduce"),
+    ("scatter", "scatter"),
+    ("gather", "gather"),
+    ("barrier", "barrier"),
+    ("dispatch", "all_to_all"),
+    ("combine", "all_to_all"),
+    ("send", "send"),
+    ("recv", "recv"),
+)
+
+#: (pattern of the name without return type and template, implementation). First match wins.
+_FAMILIES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern, re.I), implementation)
+    for pattern, implementation in (
+        (r"\bncclSymk?(?:Dev)?(?:Kernel)?", "nccl_symmetric"),
+        (r"\brccl\w*kernel|\brccl_", "rccl"),
+        (r"\bnccl\w*kernel|\bncclKernel|\bnccldevkernel|\bnccl_?\w+kernel", "nccl"),
+        (r"\bmultimem_(?:all_?reduce|all_?gather|reduce_?scatter|one_shot)\w*", "symmetric_memory"),
+        (r"\b(?:one_shot|two_shot)_all_?reduce\w*|\bsymm_mem\w*|\blow_contention_\w+", "symmetric_memory"),
+        (r"\bcross_device_reduce\w*|\b(?:one|two)shot_?all_?reduce\w*|\btrtllm_allreduce\w*|\ballreduce_fusion_kernel\w*", "custom"),
+        (r"\bnvshmem\w*|\bnvshmemi?_\w+", "nvshmem"),
+        (r"\bdeep_ep::", "deep_ep"),
+        (r"\bmscclpp?\w*|\bmsccl_?kernel\w*", "msccl"),
+        (r"\bhcom_\w+|\bhccl\w*", "hccl"),
+        (r"\bccl_(?:all|reduce|broadcast|send|recv)\w*|\boneccl\w*", "oneccl"),
+    )
+)
+
+
+@lru_cache(maxsize=65536)
+def kernel_class(name: str) -> KernelClass | None:
+    """What a kernel of this name communicates; None for a kernel that computes.
+
+    NCCL's Generic kernels are ``unknown``; SendRecv kernels ``send_recv``. A name that merely holds "reduce" or "broadcast" (every tensor
+    library has such kernels) is not communication: the family must be known.
+    """
+    head = re.split(r"[(<]", name.removeprefix("void ").replace("(anonymous namespace)::", ""), maxsplit=1)[0]
+    for pattern, implementation in _FAMILIES:
+        if pattern.search(head):
+            return KernelClass(_kind_in(head), implementation)
+    return None
+
+
+def _kind_in(head: str) -> str:
+    bare = re.sub(r"^.*?(?:nccl\w*?kernel_?|rccl\w*?kernel_?)", "", head, flags=re.I) or head
+    bare = (bare if any(w in bare.lower().replace("_", "") for w, _ in _IN_KERNEL) else head).lower().replace("_", "")
+    if "crossdevicereduce" in bare:
+        return "all_reduce"
+    return next((kind for word, kind in _IN_KERNEL if word in bare), "unknown")
+
+
+#: torch's name and bytes of every element type, under every spelling: metadata (BFloat16), operators (c10::BFloat16, long int), torch.
+_TYPES: dict[str, tuple[str, int]] = {}
+for _size, _name, _spellings in (
+    (4, "float32", "Float float float32 fp32"),
+    (8, "float64", "Double double float64"),
+    (2, "float16", "Half c10::Half half float16 fp16"),
+    (2, "bfloat16", "BFloat16 c10::BFloat16 bfloat16 bf16"),
+    (8, "int64", "Long long|int long int64 long|long"),
+    (4, "int32", "Int int int32"),
+    (2, "int16", "Short short short|int int16"),
+    (1, "int8", "Char char signed|char int8"),
+    (1, "uint8", "Byte byte unsigned|char uint8"),
+    (1, "bool", "Bool bool"),
+    (2, "uint16", "UInt16 uint16 unsigned|short unsigned|short|int"),
+    (4, "uint32", "UInt32 uint32 unsigned|int"),
+    (8, "uint64", "UInt64 uint64 unsigned|long unsigned|long|int"),
+    (1, "float8_e4m3fn", "Float8_e4m3fn c10::Float8_e4m3fn float8_e4m3fn"),
+    (1, "float8_e4m3fnuz", "Float8_e4m3fnuz c10::Float8_e4m3fnuz float8_e4m3fnuz"),
+    (1, "float8_e5m2", "Float8_e5m2 c10::Float8_e5m2 float8_e5m2"),
+    (1, "float8_e5m2fnuz", "Float8_e5m2fnuz c10::Float8_e5m2fnuz float8_e5m2fnuz"),
+    (1, "float8_e8m0fnu", "Float8_e8m0fnu c10::Float8_e8m0fnu float8_e8m0fnu"),
+    (1, "float4_e2m1fn_x2", "Float4_e2m1fn_x2 c10::Float4_e2m1fn_x2 float4_e2m1fn_x2"),
+    (4, "complex32", "ComplexHalf c10::complex<c10::Half> complex32"),
+    (8, "complex64", "ComplexFloat c10::complex<float> complex64"),
+    (16, "complex128", "ComplexDouble c10::complex<double> complex128"),
+    (1, "qint8", "QInt8 c10::qint8 qint8"),
+    (1, "quint8", "QUInt8 c10::quint8 quint8"),
+    (4, "qint32", "QInt32 c10::qint32 qint32"),
+):
+    for _spelling in _spellings.split():
+        _TYPES[_spelling.replace("|", " ")] = (_name, _size)
+
+
+def element_type(text: str) -> tuple[str, int | None]:
+    """(torch's name, bytes an element); an unknown type comes back as it was written, with None: its size is never guessed."""
+    return _TYPES.get(text.strip().removeprefix("torch."), (text, None))
