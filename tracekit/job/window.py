@@ -12,7 +12,7 @@ from tracekit.errors import InputError
 from tracekit.job.activity import Activity, Window
 from tracekit.job.device import device_work
 from tracekit.job.operations import local_operations
-from tracekit.mesh.process_groups import local_groups
+from tracekit.mesh.local_groups import local_groups
 from tracekit.readers import cache
 from tracekit.readers.identity import Identity, identify
 from tracekit.readers.kineto import read_trace
