@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product, pairwise
+from itertools import pairwise, product
 
 from tracekit.errors import UsageError
 from tracekit.mesh.names import axis_of_description
