@@ -7,11 +7,13 @@ import re
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from tracekit.readers.rewrite import encode, rewrite
+from tracekit.readers.rewrite import Rewritten, encode, rewrite
 
 _KEY = re.compile(rb'[ \t\r\n,]*+"((?:[^"\\]|\\.)*+)"[ \t\r\n]*+:[ \t\r\n]*+', re.DOTALL)
 _EVENTS_KEY = re.compile(rb'"traceEvents"[ \t\r\n]*+:[ \t\r\n]*+\[?[ \t\r\n]*+\Z')
 _NEXT_KEY = re.compile(rb',[ \t\r\n]*+(?="[A-Za-z_][A-Za-z0-9_ .\-]{0,63}+"[ \t\r\n]*+:)')
+_WINDOWS = (1 << 12, 1 << 16, 1 << 20)  # bytes of one value that are looked at first
+_MOST_BROKEN = 50  # values with problems, before the rest is given up
 _LONGEST_NUMBER = 400  # digits; longer ones are kept as text
 
 
@@ -34,7 +36,7 @@ def parse_metadata(head: bytes, tail: bytes) -> tuple[dict[str, Any], list[str]]
 def _strict(before: bytes, tail: bytes) -> list[tuple[str, Any]] | None:
     """All pairs of a healthy text by json; None where it is not healthy."""
     opened, closed = before.rstrip(b" \t\r\n"), tail.strip(b" \t\r\n")
-    if not closed.endswith(b"}") or b"\\" in opened or b"\\" in closed:
+    if not closed.endswith(b"}"):
         return None
     opened = opened if opened.endswith((b"{", b",")) else opened + b","
     found: list[list[tuple[str, Any]]] = [[]]
@@ -45,19 +47,21 @@ def _strict(before: bytes, tail: bytes) -> list[tuple[str, Any]] | None:
 
     try:
         text = (opened + b'"traceEvents":0' + closed).decode()
-        json.loads(text, object_pairs_hook=keep, parse_int=_integer, parse_float=_number)
+        json.loads(text, object_pairs_hook=keep, parse_int=_integer, parse_float=_number, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return None
-    return found[0]
+    return [tuple(pair) for pair in _without_halves(found[0])] if "\\u" in text else found[0]
 
 
 def _pairs(text: bytes, problems: list[str]) -> list[tuple[str, Any]]:
     """Pairs of a damaged text, one by one."""
     pairs: list[tuple[str, Any]] = []
     at = text.find(b"{") + 1 if text.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{") else 0
-    while (key := _KEY.match(text, at)) is not None:
-        value = rewrite(text, key.end(), len(text), "O")
+    broken = 0
+    while (key := _KEY.match(text, at)) is not None and broken < _MOST_BROKEN:
+        value = _value(text, key.end())
         name = _text(encode(key.group(1))[0], problems)
+        broken += value is None or bool(value.problems)
         if value is not None:
             pairs.append((str(name), _text(value.text, problems, quoted=False)))
             _note(problems, value.problems, str(name))
@@ -68,9 +72,20 @@ def _pairs(text: bytes, problems: list[str]) -> list[tuple[str, Any]]:
         if following is None:
             break
         at = following.end()
+    if broken >= _MOST_BROKEN:
+        _add(problems, f"{broken} top-level keys are damaged; what follows them was not read")
     if re.search(rb",[ \t\r\n]*+\}[ \t\r\n]*+\Z", text[-1024:]):
         _add(problems, "a comma too many after the last top-level key was ignored")
     return pairs
+
+
+def _value(text: bytes, at: int) -> Rewritten | None:
+    """The value at ``at``. Most are short: no more of the text is looked at than it takes."""
+    for size in _WINDOWS:
+        value = rewrite(text, at, at + size, "O", whole=False) if at + size < len(text) else None
+        if value is not None and value.next < at + size:
+            return value
+    return rewrite(text, at, len(text), "O")
 
 
 def _text(raw: bytes, problems: list[str], quoted: bool = True) -> Any:
@@ -79,7 +94,14 @@ def _text(raw: bytes, problems: list[str], quoted: bool = True) -> Any:
     except UnicodeDecodeError:
         text = raw.decode(errors="replace")
         _add(problems, "bytes that are not UTF-8 in the top-level keys were replaced")
-    return json.loads(f'"{text}"' if quoted else text, parse_int=_integer, parse_float=_number)
+    value = json.loads(f'"{text}"' if quoted else text, parse_int=_integer, parse_float=_number)
+    return _without_halves(value) if "\\u" in text else value
+
+
+def _without_halves(value: Any) -> Any:
+    """The value with U+FFFD for halves of surrogate pairs, which no file can hold as UTF-8."""
+    text = json.dumps(value, ensure_ascii=False)
+    return json.loads(text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"), parse_int=_integer)
 
 
 def _note(problems: list[str], kinds: frozenset[str], name: str) -> None:
@@ -133,6 +155,10 @@ def _settle_base_time(metadata: dict[str, Any], problems: list[str]) -> None:
         problems.append("baseTimeNanoseconds is not a number of nanoseconds and was ignored: the start of this file's times is unknown")
         return
     metadata["baseTimeNanoseconds"] = base
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)
 
 
 def _integer(text: str) -> int | str:

@@ -21,7 +21,7 @@ _NEEDED = frozenset((b"ph", b"pid"))
 
 MAX_DEPTH = 100
 _MAX_ODD_STRINGS = 3  # strings with raw quotes in one value
-_WORK, _WORK_AT_LEAST = 4, 1 << 14  # looks at a byte that each byte of text is worth, all choices together
+_WORK, _WORK_AT_LEAST, _TOKEN = 8, 1 << 14, 4  # looks at a byte that each byte of text is worth, all choices together
 
 _SPACE = re.compile(rb"[ \t\r\n]*+")
 _QUOTE_OR_ESCAPE = re.compile(rb'"|\\.?', re.DOTALL)
@@ -70,17 +70,20 @@ class _Deadend(Exception):  # noqa: N818 - a turn of the search, never an error 
     pass
 
 
-def rewrite(data: bytes, at: int, end: int, outermost: str, balanced: bool = False) -> Rewritten | None:
+def rewrite(data: bytes, at: int, end: int, outermost: str, balanced: bool = False, whole: bool = True) -> Rewritten | None:
     """The value that starts at ``at`` and lies before ``end`` as valid JSON; None where no reading of it makes sense.
 
     ``outermost`` says what the value is: ``E`` an event in the list of events, ``O`` the value of a key. ``balanced``: raw quotes
     come in pairs inside every string. A string of source text keeps that; one that swallowed the start of another event does not.
+    ``whole`` is False where the value may go on after ``end``: if a plain reading comes to the end, no other is tried.
     """
     search = _Search(data[at:end], outermost, balanced)
     for odd in range(_MAX_ODD_STRINGS + 1):
         found = search.run(odd)
         if found is not None:
             return replace(found, next=at + found.next)
+        if search.came_to_the_end and not whole:
+            return None
     return None
 
 
@@ -91,9 +94,12 @@ class _Search:
         self.balanced = balanced
         self.out: list[bytes] = []
         self.choices: list[tuple[_State, Iterator[int]]] = []
-        self.work = _WORK * len(data) + _WORK_AT_LEAST
+        self.work = 0
+        self.came_to_the_end = False
 
     def run(self, odd: int) -> Rewritten | None:
+        if odd < 2:  # one budget for the plain reading, one for all others together
+            self.work = _WORK * len(self.data) + _WORK_AT_LEAST
         self.choices.clear()
         state: _State | None = _State(0, "value", "", True, frozenset(), 0, frozenset(), odd)
         while state is not None and self.work > 0:
@@ -119,8 +125,9 @@ class _Search:
     def step(self, state: _State) -> _State:
         at = _end(_SPACE.match(self.data, state.at))
         if at >= len(self.data):
+            self.came_to_the_end = True
             raise _Deadend
-        self.work -= at - state.at + 8
+        self.work -= at - state.at + (1 if state.odd == 0 else _TOKEN)
         byte = self.data[at : at + 1]
         if state.expect == "key":
             return self.key(state, at, byte)
@@ -249,7 +256,7 @@ class _Search:
         first = True
         before = state.at
         for quote in _QUOTE_OR_ESCAPE.finditer(self.data, state.at + 1):
-            self.work -= 4 + quote.end() - before
+            self.work -= 1 + quote.end() - before
             before = quote.end()
             if self.work <= 0:
                 return
@@ -264,6 +271,8 @@ class _Search:
             first = first and escaped
             if state.odd == 0 and not first:
                 break
+        else:
+            self.came_to_the_end = True
         yield from weak
 
     def strength(self, state: _State, after: int, escaped: bool) -> int:

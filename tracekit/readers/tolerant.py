@@ -89,7 +89,8 @@ def repair_event(data: bytes, at: int, final: bool) -> Repair | None:
         if incomplete and not ends:
             return None
         end = ends[0] if ends else window
-        found = rewrite(data, at, end, "E", balanced=True) or rewrite(data, at, end, "E")
+        whole = bool(ends) or size == _FAR or window == len(data)
+        found = rewrite(data, at, end, "E", True, whole) or rewrite(data, at, end, "E", False, whole)
         if found is None and incomplete and len(ends) < _STARTS:
             return None
         if found is None:
@@ -98,7 +99,7 @@ def repair_event(data: bytes, at: int, final: bool) -> Repair | None:
             return Repair(found.text, found.next, next((key for key in PROBLEMS if key in found.problems), "comma"))
         if ends:
             return Repair(None, ends[0], "skipped")
-        if len(data) < at + size + _START:
+        if len(data) <= window:
             return _leave_out_the_rest(data, at)
     return Repair(None, window, "skipped")
 
