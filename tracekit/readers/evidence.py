@@ -170,8 +170,8 @@ def device_name(tables: RankTables) -> str:
 def backend_of_events(tables: RankTables) -> str:
     """Backend by the names of annotations (``gloo:all_reduce``) and kernels (``ncclDevKernel_...``); '' where none is seen."""
     wanted = (Category.USER_ANNOTATION, Category.GPU_ANNOTATION, Category.KERNEL, Category.OPERATOR)
-    codes = np.unique(tables.name[np.isin(tables.category, [int(category) for category in wanted])]).tolist()
-    names = [tables.text(code).lower() for code in codes]
+    used = tables.name[np.isin(tables.category, [int(category) for category in wanted])]
+    names = [tables.text(code).lower() for code in np.flatnonzero(np.bincount(used)).tolist()]
     for backend in _BACKENDS:
         if any(re.match(backend + r"(?::|symk|[a-z0-9_]*kernel)", name) for name in names):
             return backend

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 #: Keys of a trace event (Trace Event Format); after a string of an event the next key is one of these.
 EVENT_KEYS = frozenset(
@@ -52,8 +53,7 @@ class Rewritten:
     problems: frozenset[str]
 
 
-@dataclass(frozen=True)
-class _State:
+class _State(NamedTuple):
     """A position in the text. ``stack`` holds one letter a container: E event, O other object, A array."""
 
     at: int
@@ -220,7 +220,7 @@ class _Search:
     # Strings ---------------------------------------------------------------------------------------------------------
 
     def string(self, state: _State, at: int) -> _State:
-        here = replace(state, at=at)
+        here = state._replace(at=at)
         self.choices.append((here, self.ends(here)))
         raise _Deadend  # every end of it is a choice
 
