@@ -75,7 +75,8 @@ class Timeline:
 class Table:
     """A table for a reader: sortable and filterable in the report. ``columns`` maps a column of ``frame`` to its heading, unit included.
 
-    ``preview`` rows are printed in the terminal (0: the table is left to the report).
+    ``preview`` rows are printed in the terminal (0: the table is left to the report). ``missing`` maps a column to the reason why cells of
+    it may be empty.
     """
 
     title: str
@@ -83,6 +84,7 @@ class Table:
     columns: Mapping[str, str]
     note: str = ""
     preview: int = 0
+    missing: Mapping[str, str] = field(default_factory=dict)
 
 
 Chart = StackedBars | Heatmap | Timeline | Table

@@ -1,0 +1,177 @@
+"""The JSON of ``tracekit analyze``: the job, what was read of it, and every analysis' figures, as one plain dictionary."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pandas as pd
+
+from tracekit import __version__
+from tracekit.findings import Finding, Result, ranked
+from tracekit.job.model import Job
+from tracekit.report.operations import operations_json, time_zero
+from tracekit.report.text import encodable
+from tracekit.trace.events import Coverage
+from tracekit.units import NULL, microseconds
+
+SCHEMA_VERSION = 1
+
+#: Keys that are always there, in this order; null, with the reason under ``not_measured``, where no analysis gave them.
+ANALYSIS_KEYS = (
+    "process_groups",
+    "collectives",
+    "breakdown",
+    "exposed_by_axis",
+    "stragglers",
+    "memory",
+    "pipeline",
+    "experts",
+    "comparison",
+)
+_REASONS = {
+    "memory": "this version of tracekit does not analyze memory yet",
+    "pipeline": "this version of tracekit does not analyze pipeline schedules yet",
+    "experts": "this version of tracekit does not analyze expert balance yet",
+    "comparison": "this version of tracekit does not compare with a model yet",
+}
+
+
+def document(job: Job, results: Mapping[str, Result], *, operations: bool = False) -> dict[str, Any]:
+    """Everything known about the job as plain, finite, UTF-8 values. ``operations`` adds every matched operation.
+
+    Raises ValueError when two analyses give one key: that is a mistake in tracekit.
+    """
+    given: dict[str, Any] = {}
+    not_measured: dict[str, str] = {}
+    for name, result in results.items():
+        for key, value in result.json().items():
+            if key == "not_measured":
+                not_measured.update(value)
+            elif key in given or key in ("schema_version", "tracekit_version", "job", "coverage", "notes", "findings"):
+                raise ValueError(f"analysis {name} gives the key {key!r}, which is taken")
+            else:
+                given[key] = clean(value)
+    for key in ANALYSIS_KEYS:
+        if key not in given:
+            not_measured.setdefault(key, _REASONS.get(key, "no analysis measured it in this run"))
+    if operations:
+        given["operations"] = operations_json(job)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "tracekit_version": __version__,
+        "job": clean(_job(job)),
+        "coverage": [clean(_coverage(entry)) for entry in job.coverage],
+        "notes": clean(job.notes),
+        **{key: given.pop(key, None) for key in ANALYSIS_KEYS},
+        **given,
+        "not_measured": clean(not_measured),
+        "findings": [clean(_finding(finding)) for finding in ranked(list(_all_findings(results)))],
+    }
+
+
+def clean(value: Any) -> Any:
+    """``value`` in JSON's terms: numbers that are not finite or not recorded become None, text becomes encodable, numpy is unpacked."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return encodable(value)
+    if isinstance(value, (int, np.integer)):
+        return None if value == NULL else int(value)
+    if isinstance(value, (float, np.floating)):
+        return float(value) if isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {encodable(str(key)): clean(item) for key, item in value.items()}
+    if isinstance(value, np.bool_):
+        return bool(value)
+    if isinstance(value, np.ndarray):
+        return clean(value.tolist())
+    if value is pd.NA or value is pd.NaT:
+        return None
+    if isinstance(value, Iterable):
+        return [clean(item) for item in value]
+    raise TypeError(f"a {type(value).__name__} cannot stand in JSON")
+
+
+def encode(value: Any, *, indent: int = 0) -> bytes:
+    """UTF-8 JSON of a cleaned value; 0 is compact."""
+    data = msgspec.json.encode(value)
+    return msgspec.json.format(data, indent=indent) if indent else data
+
+
+def write_atomically(path: str | os.PathLike[str], parts: Iterable[bytes]) -> None:
+    """Write a file so that nobody ever sees half of it: beside the old one first, then in its place.
+
+    Raises OSError, and leaves the old file and no litter behind, when that fails. A device or pipe is written to directly.
+    """
+    target = Path(path)
+    if target.exists() and not target.is_file():
+        with target.open("wb") as stream:
+            stream.writelines(parts)
+        return
+    target = target.resolve()  # a link keeps pointing to the file it names
+    scratch = target.with_name(f".{target.name[:100]}.{os.getpid()}.tmp")
+    try:
+        with scratch.open("wb") as stream:
+            stream.writelines(parts)
+        scratch.replace(target)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def _all_findings(results: Mapping[str, Result]) -> Iterable[Finding]:
+    for result in results.values():
+        yield from result.findings()
+
+
+def _job(job: Job) -> dict[str, Any]:
+    mesh = job.mesh
+    return {
+        "world_size": job.world_size,
+        "ranks": job.ranks,
+        "missing_ranks": job.missing_ranks,
+        "backend": job.backend or None,
+        "device": job.device or None,
+        "steps": job.steps,
+        "mesh": {
+            "axes": [{"name": axis.name, "size": axis.size} for axis in mesh.axes],
+            "source": mesh.source,
+            "coordinates": {rank: list(place) for rank, place in sorted(mesh.coordinates.items())},
+        },
+        "clock": {
+            "aligned": job.clock.aligned,
+            "offset_us": {rank: microseconds(ns) for rank, ns in sorted(job.clock.offset_ns.items())},
+            "residual_us": microseconds(job.clock.residual_ns),
+            "note": job.clock.note or None,
+        },
+        "time_zero_unix_ns": time_zero(job),
+    }
+
+
+def _coverage(entry: Coverage) -> dict[str, Any]:
+    return {
+        "file": entry.file,
+        "rank": entry.rank,
+        "status": entry.status,
+        "events": entry.events,
+        "arrows": entry.arrows,
+        "problems": entry.problems,
+    }
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {
+        "id": finding.id,
+        "severity": finding.severity,
+        "text": finding.text,
+        "value": finding.value,
+        "unit": finding.unit,
+        "evidence": finding.evidence,
+        "advice": finding.advice,
+        "weight_us": finding.weight_ns / 1000,
+    }

@@ -1,0 +1,160 @@
+"""The report: one HTML file that opens from disk, fetches nothing, and shows every name as it is written in the trace.
+
+Text goes through jinja's autoescape, data through JSON in ``<script type="application/json">`` with everything escaped that could end the
+element; the page's scripts put it in place with ``textContent`` only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup, escape
+
+from tracekit.errors import TracekitError
+from tracekit.findings import Chart, Result, Section, Table, Timeline
+from tracekit.job.model import Job
+from tracekit.report import coverage, figures, overview, palette
+from tracekit.report.document import encode, write_atomically
+from tracekit.report.tables import table_data
+from tracekit.report.text import pieces, script_json, visible
+from tracekit.report.timeline import by_name, timeline_data
+
+_TEMPLATES = Path(__file__).parent / "templates"
+_SCRIPTS = ("page.js", "tables.js", "charts.js", "timeline.js")
+_PLOTLY_MARK = b"<!--plotly-->"
+
+
+def render(job: Job, results: Mapping[str, Result], document: Mapping[str, Any], plotly_js: str = "inline") -> str:
+    """The whole page. ``plotly_js`` is 'inline', or a relative path that several reports of one folder share."""
+    return b"".join(_parts(job, results, document, plotly_js)).decode()
+
+
+def write(
+    path: str | os.PathLike[str], job: Job, results: Mapping[str, Result], document: Mapping[str, Any], plotly_js: str = "inline"
+) -> None:
+    """Write the page; an existing file is replaced only when the new one is whole. Raises OSError."""
+    write_atomically(path, _parts(job, results, document, plotly_js))
+
+
+@cache
+def plotly_source() -> bytes:
+    """plotly.js as the installed plotly package ships it, read without importing that package."""
+    spec = find_spec("plotly")
+    if spec is None or spec.origin is None:
+        raise TracekitError("the package plotly is not installed", "pip install plotly")
+    return (Path(spec.origin).parent / "package_data" / "plotly.min.js").read_bytes()
+
+
+def _parts(job: Job, results: Mapping[str, Result], document: Mapping[str, Any], plotly_js: str) -> Iterable[bytes]:
+    sections = [section for result in results.values() for section in result.sections()]
+    page = _template().render(
+        **_head(document),
+        sections=_chapters(sections),
+        coverage=_coverage(job, document),
+        plotly_js=None if plotly_js == "inline" else plotly_js,
+        css=_asset("style.css"),
+        palette=Markup(palette.css()),
+        scripts=[_asset(name) for name in _SCRIPTS],
+    )
+    before, _, after = page.encode().partition(_PLOTLY_MARK)
+    if plotly_js == "inline":
+        return [before, b"<script>", plotly_source(), b"</script>", after]
+    return [before, after]
+
+
+def _head(document: Mapping[str, Any]) -> dict[str, Any]:
+    folder = coverage.common_folder([entry["file"] for entry in document["coverage"]])
+    return {
+        "name": visible(folder.rstrip("/").rpartition("/")[2])[:120],
+        "version": document["tracekit_version"],
+        "answer": overview.answer(document),
+        "facts": overview.facts(document),
+        "findings": document["findings"],
+    }
+
+
+def _coverage(job: Job, document: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "blocks": [_table(coverage.files_table(document), "t-files"), _table(coverage.known_table(job), "t-known")],
+        "notes": document["notes"],
+        "not_measured": sorted(document["not_measured"].items()),
+        "incomplete": coverage.incomplete(document),
+    }
+
+
+def _chapters(sections: Sequence[Section]) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": f"s{number}",
+            "title": section.title,
+            "lead": section.lead,
+            "blocks": [_block(chart, f"c{number}-{index}") for index, chart in enumerate(section.charts)],
+        }
+        for number, section in enumerate(sections)
+    ]
+
+
+def _block(chart: Chart, key: str) -> dict[str, Any]:
+    if isinstance(chart, Table):
+        return _table(chart, key)
+    if isinstance(chart, Timeline):
+        data = timeline_data(chart)
+        return {
+            "kind": "timeline",
+            "id": key,
+            "title": chart.title,
+            "note": chart.note,
+            "spans": len(data.start),
+            "left_out": data.left_out,
+            "data": _json(data.payload()),
+            "table": _table(by_name(chart), f"{key}-names"),
+        }
+    drawn = figures.figure(chart)
+    return {
+        "kind": "figure",
+        "id": key,
+        "title": chart.title,
+        "note": chart.note,
+        "height": drawn["layout"]["height"] if drawn else 0,
+        "data": _json(drawn) if drawn else None,
+    }
+
+
+def _table(table: Table, key: str) -> dict[str, Any]:
+    data = table_data(table)
+    return {"kind": "table", "id": key, "title": table.title, "note": table.note, "table": data, "data": _json(data.payload())}
+
+
+def _json(value: Any) -> Markup:
+    return Markup(script_json(encode(value)).decode())
+
+
+def named(text: str) -> Markup:
+    """Text of the trace as HTML: escaped, with characters that would act shown by their code (see ``.ctl`` in the style sheet)."""
+    parts = pieces(text)
+    if len(parts) == 1 and not parts[0][1]:
+        return escape(text)
+    return Markup("").join(
+        Markup('<span class="ctl" data-code="{}">{}</span>').format(code, part) if code else escape(part) for part, code in parts
+    )
+
+
+def _asset(name: str) -> Markup:
+    return Markup((_TEMPLATES / name).read_text(encoding="utf-8"))
+
+
+@cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["named"] = named
+    environment.filters["quantity"] = overview.format_us
+    environment.filters["percent"] = overview.percent
+    return environment.get_template("report.html")

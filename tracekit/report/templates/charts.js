@@ -1,0 +1,43 @@
+"use strict";
+// Bars and heat maps: the figures come as plotly JSON, the page adds its colours.
+for (const block of document.querySelectorAll(".block.plot")) {
+  const holder = block.querySelector(".canvas");
+  if (!holder || typeof Plotly === "undefined") continue;
+  let figure = null;
+
+  function dressed() {
+    const ink = tracekit.color("--ink"), soft = tracekit.color("--soft"), line = tracekit.color("--hair");
+    const axis = { gridcolor: line, zerolinecolor: line, linecolor: line, tickcolor: line, automargin: true, fixedrange: true };
+    const heat = figure.data.some((trace) => trace.meta.role === "heat");
+    for (const trace of figure.data) {
+      if (trace.meta.role === "heat") {
+        trace.colorscale = [0, 1, 2, 3, 4].map((step) => [step / 4, tracekit.color("--heat-" + step)]);
+        trace.colorbar = { ...trace.colorbar, tickfont: { color: soft } };
+      } else {
+        trace.marker = { ...trace.marker, color: tracekit.color("--role-" + trace.meta.role) };
+      }
+    }
+    const given = figure.layout;
+    return {
+      ...given,
+      autosize: true,
+      paper_bgcolor: "rgba(0,0,0,0)",
+      plot_bgcolor: "rgba(0,0,0,0)",
+      font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: soft },
+      margin: { l: 10, r: 12, t: 34, b: 40 },
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: tracekit.color("--faint"), activecolor: ink },
+      hoverlabel: { bgcolor: ink, bordercolor: ink, font: { color: tracekit.color("--page") }, align: "left", namelength: -1 },
+      xaxis: { ...axis, ...given.xaxis, fixedrange: false, showgrid: !heat },
+      yaxis: { ...axis, ...given.yaxis, showgrid: false, zeroline: false },
+    };
+  }
+
+  const draw = () => {
+    figure ??= tracekit.data(block);
+    Plotly.react(holder, figure.data, dressed(), {
+      responsive: true, displaylogo: false, displayModeBar: "hover", modeBarButtons: [["toImage", "zoom2d", "resetScale2d"]],
+    });
+  };
+  tracekit.whenSeen(holder, draw);
+  tracekit.onScheme(() => { if (figure) draw(); });
+}

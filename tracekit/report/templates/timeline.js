@@ -1,0 +1,407 @@
+"use strict";
+// The timeline: spans on lanes, drawn on a canvas. Only what is in view is visited, and what would fall into one pixel is drawn once.
+for (const block of document.querySelectorAll(".block.timeline")) {
+  const stage = block.querySelector("[data-stage]");
+  if (!stage) continue;
+  const view = stage.querySelector("[data-view]"), map = stage.querySelector("[data-map]"), tip = stage.querySelector("[data-tip]");
+  const RULER = 22, MAP = 40, HEAD = 17, TALL = 1000;
+  let spans = null, lanes = [], groups = [], colors = [], theme = {}, names = [], hiddenKinds = new Set(), found = null;
+  let from = 0, to = 1, last = 1, width = 0, height = 0, gutter = 110, rowHeight = 14, hovered = -1, picked = -1, band = null, pending = false;
+
+  // ---- data -------------------------------------------------------------------------------------------------------------
+  function typed(text, Type) {
+    const raw = atob(text), bytes = new Uint8Array(raw.length);
+    for (let i = 0; i < raw.length; i++) bytes[i] = raw.charCodeAt(i);
+    return new Type(bytes.buffer);
+  }
+
+  function load() {
+    const given = tracekit.data(block);
+    names = given.names;
+    spans = {
+      start: typed(given.start, Float64Array), duration: typed(given.duration, Float32Array), name: typed(given.name, Uint32Array),
+      category: typed(given.category, Uint8Array), categories: given.categories,
+    };
+    const count = spans.start.length;
+    spans.row = new Uint8Array(count);
+    spans.reach = new Float64Array(count); // the latest end so far in the lane: lets a search stop early
+    for (let i = 0; i < count; i++) last = Math.max(last, spans.start[i] + spans.duration[i]);
+    const byGroup = new Map();
+    given.lanes.forEach((lane, index) => {
+      const own = { label: tracekit.visible(lane.label), first: given.offsets[index], end: given.offsets[index + 1], rows: 1, y: 0 };
+      stack(own);
+      lanes.push(own);
+      if (!byGroup.has(lane.group)) byGroup.set(lane.group, { name: tracekit.visible(lane.group), lanes: [], shown: byGroup.size < 16, y: 0 });
+      byGroup.get(lane.group).lanes.push(own);
+    });
+    groups = [...byGroup.values()];
+    to = last;
+  }
+
+  // Spans that overlap on one lane go to rows of their own: nested calls below what called them.
+  function stack(lane) {
+    const ends = [];
+    let reach = -Infinity;
+    for (let i = lane.first; i < lane.end; i++) {
+      const start = spans.start[i], end = start + spans.duration[i];
+      let row = ends.findIndex((busy) => busy <= start + 1e-4);
+      if (row < 0) row = ends.length < 12 ? ends.length : 11;
+      ends[row] = end;
+      spans.row[i] = row;
+      spans.reach[i] = reach = Math.max(reach, end);
+    }
+    lane.rows = Math.max(1, ends.length);
+  }
+
+  // First span of a lane that reaches past `time`.
+  function firstAt(lane, time) {
+    let low = lane.first, high = lane.end;
+    while (low < high) { const middle = (low + high) >> 1; spans.reach[middle] < time ? low = middle + 1 : high = middle; }
+    return low;
+  }
+
+  // ---- layout -----------------------------------------------------------------------------------------------------------
+  const shownGroups = () => groups.filter((group) => group.shown);
+
+  function layout() {
+    width = stage.clientWidth;
+    gutter = width < 620 ? 74 : 136;
+    const shown = shownGroups(), rows = shown.reduce((sum, group) => sum + group.lanes.reduce((n, lane) => n + lane.rows, 0), 0);
+    rowHeight = Math.max(4, Math.min(15, Math.floor((TALL - shown.length * HEAD) / Math.max(1, rows))));
+    let y = RULER;
+    for (const group of shown) {
+      group.y = y;
+      y += groups.length > 1 || group.name ? HEAD : 4;
+      for (const lane of group.lanes) { lane.y = y; y += lane.rows * rowHeight + 3; }
+    }
+    height = Math.max(RULER + 40, y + 6);
+    for (const [canvas, tall] of [[view, height], [map, MAP]]) {
+      const ratio = window.devicePixelRatio || 1;
+      canvas.style.height = tall + "px";
+      canvas.width = Math.round(width * ratio);
+      canvas.height = Math.round(tall * ratio);
+      canvas.getContext("2d").setTransform(ratio, 0, 0, ratio, 0, 0);
+    }
+  }
+
+  function themed() {
+    theme = Object.fromEntries(["--sheet", "--ink", "--soft", "--faint", "--line", "--hair", "--focus"].map((key) => [key.slice(2), tracekit.color(key)]));
+    theme.font = getComputedStyle(document.body).fontFamily;
+    colors = spans.categories.map((category) => {
+      const fill = tracekit.color("--role-" + category.role), value = parseInt(fill.slice(1), 16);
+      const light = 0.3 * (value >> 16) + 0.59 * ((value >> 8) & 255) + 0.11 * (value & 255);
+      return { fill, text: light > 140 ? "#10201c" : "#ffffff" };
+    });
+  }
+
+  // ---- drawing ----------------------------------------------------------------------------------------------------------
+  const scale = () => (width - gutter) / (to - from);
+  const xOf = (time) => gutter + (time - from) * scale();
+  const timeAt = (x) => from + (x - gutter) / scale();
+
+  function draw() {
+    pending = false;
+    const pen = view.getContext("2d");
+    pen.clearRect(0, 0, width, height);
+    pen.textBaseline = "middle";
+    ruler(pen);
+    pen.save();
+    pen.beginPath();
+    pen.rect(gutter, RULER, width - gutter, height - RULER);
+    pen.clip();
+    pen.font = "10px " + theme.font;
+    for (const group of shownGroups()) for (const lane of group.lanes) drawLane(pen, lane);
+    outline(pen, hovered, theme.ink, 1);
+    outline(pen, picked, theme.ink, 2);
+    if (band) { pen.fillStyle = theme.focus; pen.globalAlpha = 0.18; pen.fillRect(Math.min(...band), RULER, Math.abs(band[1] - band[0]), height); pen.globalAlpha = 1; }
+    pen.restore();
+    labels(pen);
+    drawMap();
+  }
+
+  function drawLane(pen, lane) {
+    const k = scale(), painted = new Float64Array(lane.rows).fill(-1), tall = Math.max(3, rowHeight - 1);
+    let alpha = 1, category = -1;
+    for (let i = firstAt(lane, from); i < lane.end; i++) {
+      const start = spans.start[i];
+      if (start > to) break;
+      const kind = spans.category[i];
+      if (hiddenKinds.has(kind)) continue;
+      const row = spans.row[i], left = gutter + (start - from) * k, right = Math.max(left + 1, left + spans.duration[i] * k);
+      if (right <= painted[row] || right < gutter) continue;
+      painted[row] = Math.ceil(left) + (right - left < 1.5 ? 0 : right - left - 1);
+      const wanted = found && !found.has(spans.name[i]) ? 0.13 : 1;
+      if (wanted !== alpha) pen.globalAlpha = alpha = wanted;
+      if (kind !== category) { category = kind; pen.fillStyle = colors[kind].fill; }
+      const x = Math.max(gutter - 2, left), wide = Math.min(width + 2, right) - x, y = lane.y + row * rowHeight;
+      pen.fillRect(x, y, wide > 3 ? wide - 0.5 : wide, tall);
+      if (wide > 34 && tall >= 10 && alpha === 1) {
+        const fits = Math.floor((wide - 6) / 5.4), name = names[spans.name[i]];
+        pen.fillStyle = colors[kind].text;
+        pen.fillText(tracekit.visible(name.length > fits ? name.slice(0, Math.max(1, fits - 1)) + "…" : name), x + 3, y + tall / 2 + 0.5, wide - 5);
+        category = -1;
+      }
+    }
+    pen.globalAlpha = 1;
+  }
+
+  function outline(pen, index, color, weight) {
+    if (index < 0) return;
+    const lane = lanes.find((each) => index >= each.first && index < each.end);
+    if (!shownGroups().some((group) => group.lanes.includes(lane))) return;
+    const left = Math.max(gutter - 4, xOf(spans.start[index])), right = Math.min(width + 4, xOf(spans.start[index] + spans.duration[index]));
+    pen.strokeStyle = color;
+    pen.lineWidth = weight;
+    pen.strokeRect(left - 0.5, lane.y + spans.row[index] * rowHeight - 0.5, Math.max(2, right - left) + 1, Math.max(3, rowHeight - 1) + 1);
+  }
+
+  function ruler(pen) {
+    const rough = (to - from) / Math.max(2, (width - gutter) / 110), power = 10 ** Math.floor(Math.log10(rough));
+    const step = [1, 2, 5, 10].map((n) => n * power).find((n) => n >= rough);
+    pen.font = "11px " + theme.font;
+    pen.textAlign = "left";
+    for (let time = Math.ceil(from / step) * step; time <= to; time += step) {
+      const x = Math.round(xOf(time)) + 0.5;
+      pen.strokeStyle = theme.hair;
+      pen.lineWidth = 1;
+      pen.beginPath(); pen.moveTo(x, RULER - 6); pen.lineTo(x, height); pen.stroke();
+      pen.fillStyle = theme.soft;
+      if (x < width - 40) pen.fillText(time === 0 ? "0" : tracekit.quantity(time), x + 3, RULER / 2 - 1);
+    }
+  }
+
+  function labels(pen) {
+    pen.fillStyle = theme.sheet;
+    pen.fillRect(0, RULER, gutter - 1, height);
+    pen.strokeStyle = theme.line;
+    pen.beginPath(); pen.moveTo(gutter - 0.5, 0); pen.lineTo(gutter - 0.5, height); pen.stroke();
+    for (const group of shownGroups()) {
+      pen.fillStyle = theme.hair;
+      pen.fillRect(0, group.y, width, 1);
+      pen.font = "600 11px " + theme.font;
+      pen.fillStyle = theme.ink;
+      pen.fillText(fitted(pen, group.name, gutter - 12), 7, group.y + HEAD / 2 + 1);
+      pen.font = "10.5px " + theme.font;
+      pen.fillStyle = theme.soft;
+      for (const lane of group.lanes) if (rowHeight * lane.rows >= 9) pen.fillText(fitted(pen, lane.label, gutter - 18), 12, lane.y + rowHeight / 2);
+    }
+  }
+
+  function fitted(pen, text, room) {
+    if (pen.measureText(text).width <= room) return text;
+    let keep = text.length;
+    while (keep > 1 && pen.measureText(text.slice(0, keep) + "…").width > room) keep--;
+    return text.slice(0, keep) + "…";
+  }
+
+  // The whole timeline in small, with the part in view framed. Painted once, then copied.
+  let mapImage = null;
+  function drawMap() {
+    const pen = map.getContext("2d"), k = (width - gutter) / last;
+    if (!mapImage) {
+      pen.clearRect(0, 0, width, MAP);
+      const shown = shownGroups().flatMap((group) => group.lanes), tall = Math.max(1, (MAP - 8) / Math.max(1, shown.length));
+      shown.forEach((lane, place) => {
+        let end = -1;
+        for (let i = lane.first; i < lane.end; i++) {
+          const left = gutter + spans.start[i] * k, right = Math.max(left + 0.6, left + spans.duration[i] * k);
+          if (right < end || hiddenKinds.has(spans.category[i])) continue;
+          end = right;
+          pen.fillStyle = colors[spans.category[i]].fill;
+          pen.fillRect(left, 4 + place * tall * ((MAP - 8) / Math.max(MAP - 8, tall * shown.length)), right - left, Math.max(0.8, tall - 0.3));
+        }
+      });
+      mapImage = document.createElement("canvas");
+      mapImage.width = map.width;
+      mapImage.height = map.height;
+      mapImage.getContext("2d").drawImage(map, 0, 0);
+    }
+    pen.clearRect(0, 0, width, MAP);
+    pen.drawImage(mapImage, 0, 0, width, MAP);
+    pen.fillStyle = theme.sheet;
+    pen.globalAlpha = 0.72;
+    const left = gutter + from * k, right = gutter + to * k;
+    pen.fillRect(gutter, 0, left - gutter, MAP);
+    pen.fillRect(right, 0, width - right, MAP);
+    pen.globalAlpha = 1;
+    pen.strokeStyle = theme.focus;
+    pen.lineWidth = 1.5;
+    pen.strokeRect(left + 0.75, 0.75, Math.max(2, right - left - 1.5), MAP - 1.5);
+    pen.fillStyle = theme.soft;
+    pen.font = "11px " + theme.font;
+    pen.textBaseline = "middle";
+    pen.fillText(tracekit.quantity(to - from), 7, MAP / 2, gutter - 12);
+  }
+
+  const redraw = () => { if (!pending) { pending = true; requestAnimationFrame(draw); } };
+  const relayout = () => { mapImage = null; layout(); redraw(); };
+
+  // ---- moving about -----------------------------------------------------------------------------------------------------
+  function show(low, high) {
+    const span = Math.min(last, Math.max(0.02, high - low));
+    from = Math.max(0, Math.min(last - span, low));
+    to = from + span;
+    redraw();
+  }
+  const zoom = (factor, at = (from + to) / 2) => show(at - (at - from) * factor, at + (to - at) * factor);
+  const pan = (share) => show(from + share * (to - from), to + share * (to - from));
+  const place = (event) => { const box = view.getBoundingClientRect(); return [event.clientX - box.left, event.clientY - box.top]; };
+
+  function hit(x, y) {
+    if (x < gutter) return -1;
+    const lane = shownGroups().flatMap((group) => group.lanes).find((each) => y >= each.y && y < each.y + each.rows * rowHeight);
+    if (!lane) return -1;
+    const row = Math.floor((y - lane.y) / rowHeight), time = timeAt(x), slack = 2 / scale();
+    let best = -1;
+    for (let i = firstAt(lane, time - slack); i < lane.end && spans.start[i] <= time + slack; i++) {
+      const inside = spans.start[i] + spans.duration[i] >= time - slack;
+      if (inside && spans.row[i] === row && !hiddenKinds.has(spans.category[i]) && (best < 0 || spans.duration[i] <= spans.duration[best])) best = i;
+    }
+    return best;
+  }
+
+  function told(index) {
+    const lane = lanes.find((each) => index >= each.first && index < each.end), group = groups.find((each) => each.lanes.includes(lane));
+    const where = [group.name, lane.label].filter(Boolean).join(" · "), kind = tracekit.visible(spans.categories[spans.category[index]].name);
+    return `${tracekit.quantity(spans.duration[index])} · ${kind} · from ${tracekit.quantity(spans.start[index])} · ${where}`;
+  }
+
+  function describe(target, index) {
+    const title = document.createElement("b"), rest = document.createElement("span");
+    tracekit.setText(title, names[spans.name[index]]);
+    rest.textContent = " " + told(index);
+    target.replaceChildren(title, rest);
+  }
+
+  function hover(event) {
+    const [x, y] = place(event), index = hit(x, y);
+    tip.hidden = index < 0;
+    if (index >= 0) {
+      describe(tip, index);
+      const top = view.offsetTop + y + 18, left = Math.min(x + 12, width - tip.offsetWidth - 8);
+      tip.style.left = Math.max(4, left) + "px";
+      tip.style.top = top + "px";
+    }
+    if (index !== hovered) { hovered = index; redraw(); }
+  }
+
+  const touches = new Map();
+  let moved = 0, apart = 0;
+  view.addEventListener("pointerdown", (event) => {
+    touches.set(event.pointerId, event.clientX);
+    moved = 0;
+    apart = touches.size === 2 ? Math.abs([...touches.values()][0] - [...touches.values()][1]) : 0;
+    if (event.shiftKey) band = [place(event)[0], place(event)[0]];
+    view.setPointerCapture(event.pointerId);
+  });
+  view.addEventListener("pointermove", (event) => {
+    if (!touches.has(event.pointerId)) return hover(event);
+    const step = event.clientX - touches.get(event.pointerId);
+    touches.set(event.pointerId, event.clientX);
+    moved += Math.abs(step);
+    if (band) { band[1] = place(event)[0]; redraw(); return; }
+    if (touches.size === 2) {
+      const [a, b] = [...touches.values()], now = Math.max(8, Math.abs(a - b));
+      if (apart) zoom(apart / now, timeAt((a + b) / 2 - view.getBoundingClientRect().left));
+      apart = now;
+    } else {
+      show(from - step / scale(), to - step / scale());
+    }
+  });
+  const release = (event) => {
+    if (!touches.delete(event.pointerId)) return;
+    apart = 0;
+    if (band) { const [a, b] = [Math.min(...band), Math.max(...band)]; band = null; if (b - a > 4) show(timeAt(a), timeAt(b)); else redraw(); return; }
+    if (moved < 4 && event.type === "pointerup") {
+      picked = hit(...place(event));
+      if (picked >= 0) describe(block.querySelector("[data-picked]"), picked);
+      redraw();
+    }
+  };
+  view.addEventListener("pointerup", release);
+  view.addEventListener("pointercancel", release);
+  view.addEventListener("pointerleave", () => { tip.hidden = true; hovered = -1; redraw(); });
+  view.addEventListener("dblclick", (event) => {
+    const index = hit(...place(event));
+    if (index < 0) return zoom(0.4, timeAt(place(event)[0]));
+    const room = Math.max(0.05, spans.duration[index] * 0.3);
+    show(spans.start[index] - room, spans.start[index] + spans.duration[index] + room);
+  });
+  stage.addEventListener("wheel", (event) => {
+    const sideways = event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY);
+    if (!event.ctrlKey && !event.metaKey && !sideways) return;
+    event.preventDefault();
+    if (event.ctrlKey || event.metaKey) zoom(Math.exp(Math.max(-50, Math.min(50, event.deltaY)) * 0.006), timeAt(place(event)[0]));
+    else pan((event.deltaX || event.deltaY) / (width - gutter));
+  }, { passive: false });
+  map.addEventListener("pointerdown", (event) => { map.setPointerCapture(event.pointerId); centre(event); });
+  map.addEventListener("pointermove", (event) => { if (event.buttons) centre(event); });
+  function centre(event) {
+    const middle = (place(event)[0] - gutter) / (width - gutter) * last, half = (to - from) / 2;
+    show(middle - half, middle + half);
+  }
+  const keys = { w: () => zoom(0.7), s: () => zoom(1 / 0.7), a: () => pan(-0.2), d: () => pan(0.2), 0: () => show(0, last) };
+  Object.assign(keys, { "+": keys.w, "=": keys.w, "-": keys.s, ArrowLeft: keys.a, ArrowRight: keys.d });
+  stage.addEventListener("keydown", (event) => {
+    const act = keys[event.key.length === 1 ? event.key.toLowerCase() : event.key];
+    if (act && !event.ctrlKey && !event.metaKey && !event.altKey) { event.preventDefault(); act(); }
+  });
+
+  // ---- choosing what is shown -------------------------------------------------------------------------------------------
+  function controls() {
+    const legend = block.querySelector("[data-legend]"), boxes = block.querySelector("[data-groups]");
+    const used = new Set(spans.category);
+    spans.categories.forEach((category, index) => {
+      if (!used.has(index)) return;
+      const button = document.createElement("button"), swatch = document.createElement("i"), label = document.createElement("span");
+      button.type = "button";
+      button.setAttribute("aria-pressed", "true");
+      swatch.style.background = `var(--role-${category.role})`;
+      tracekit.setText(label, category.name);
+      button.append(swatch, label);
+      button.addEventListener("click", () => {
+        const off = !hiddenKinds.delete(index);
+        if (off) hiddenKinds.add(index);
+        button.setAttribute("aria-pressed", String(!off));
+        mapImage = null;
+        redraw();
+      });
+      legend.append(button);
+    });
+    if (groups.length < 2) boxes.remove();
+    const inputs = groups.map((group) => {
+      const label = document.createElement("label"), box = document.createElement("input"), text = document.createElement("span");
+      box.type = "checkbox";
+      box.checked = group.shown;
+      box.addEventListener("change", () => { group.shown = box.checked; relayout(); });
+      text.textContent = group.name;
+      label.append(box, text);
+      boxes.append(label);
+      return box;
+    });
+    for (const [word, checked] of [["all", true], ["none", false]]) {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.textContent = word;
+      button.addEventListener("click", () => { groups.forEach((group, i) => { group.shown = inputs[i].checked = checked; }); relayout(); });
+      boxes.append(button);
+    }
+    block.querySelector("[data-find]").addEventListener("input", (event) => {
+      const wanted = event.target.value.trim().toLowerCase();
+      found = wanted ? new Set(names.flatMap((name, index) => (name.toLowerCase().includes(wanted) ? [index] : []))) : null;
+      redraw();
+    });
+    const zooms = { in: keys.w, out: keys.s, fit: keys[0] };
+    for (const button of block.querySelectorAll("[data-zoom]")) button.addEventListener("click", zooms[button.dataset.zoom]);
+  }
+
+  tracekit.whenSeen(stage, () => {
+    load();
+    themed();
+    controls();
+    layout();
+    draw();
+    new ResizeObserver(() => { if (stage.clientWidth !== width) relayout(); }).observe(stage);
+    tracekit.onScheme(() => { themed(); mapImage = null; draw(); });
+  });
+}
