@@ -27,14 +27,17 @@ def _scaled(value: Any, digits: int) -> int:
     """A JSON number, or a number in a string, times 10**digits as an exact integer; NULL for anything else."""
     try:
         number = Decimal(str(value).strip()) * 10**digits
-        return int(number.to_integral_value(ROUND_HALF_UP)) if number.is_finite() else NULL
+        whole = int(number.to_integral_value(ROUND_HALF_UP)) if number.is_finite() else NULL
+        return whole if not digits or -(2**63) < whole < 2**63 else NULL
     except ArithmeticError:
         return NULL
 
 
 def _integer(value: Any) -> int:
     number = _scaled(value, 0) if not isinstance(value, bool | type(None) | list | dict) else NULL
-    return number if number == NULL or number < 2**63 else number - 2**64
+    if not -(2**63) <= number < 2**64:
+        return NULL
+    return number if number < 2**63 else number - 2**64
 
 
 def category_of(event: dict[str, Any]) -> Category:
@@ -68,14 +71,17 @@ def tables_from_document(document: dict[str, Any], file: str = "made.json") -> R
         columns["name"].append(pool.code(event.get("name")))
         columns["category"].append(int(category_of(event)))
         columns["phase"].append(ord(event["ph"]) if len(event.get("ph", "")) == 1 else 0)
-        columns["lane"].append(lanes.setdefault((event.get("pid"), event.get("tid")), len(lanes)))
+        columns["lane"].append(lanes.setdefault((_place(event.get("pid")), _place(event.get("tid"))), len(lanes)))
         columns["correlation"].append(_integer(args.get("correlation")))
         columns["external_id"].append(_integer(args.get("External id", args.get("external id"))))
-        for key in ("stream", "device"):
+        on_device = columns["category"][-1] in (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
+        for key, place in (("stream", _place(event.get("tid"))), ("device", _place(event.get("pid")))):
             number = _integer(args.get(key))
-            columns[key].append(NULL32 if number == NULL else number)
+            if number == NULL and on_device and isinstance(place, int) and 0 <= place < (2**31 - 1 if key == "stream" else 1024):
+                number = place  # device events lie on rows that are named after device and stream
+            columns[key].append(NULL32 if not -(2**31) < number < 2**31 else number)
         if event.get("ph") == "M":
-            names[event.get("pid"), event.get("tid"), event["name"]] = str(args.get("name", ""))
+            names[_place(event.get("pid")), _place(event.get("tid")), event["name"]] = str(args.get("name", ""))
         for table, keys in SIDE_COLUMNS.items():
             if any(key in args for key in keys):
                 side[table]["row"].append(row)
@@ -91,7 +97,7 @@ def tables_from_document(document: dict[str, Any], file: str = "made.json") -> R
         },
         strings=list(pool.codes),
         lanes=[
-            Lane(pid, tid, names.get((pid, tid, "process_name"), names.get((pid, 0, "process_name"), "")), names.get((pid, tid, "thread_name"), ""))
+            Lane(pid, tid, _process(names, pid, tid), names.get((pid, tid, "thread_name"), ""))
             for pid, tid in lanes
         ],
         metadata={k: v for k, v in document.items() if k != "traceEvents"},
@@ -116,3 +122,15 @@ def _side_value(args: dict[str, Any], key: str, kind: str, pool: _Pool) -> int:
 def tables(text: str) -> RankTables:
     """Tables of JSON text, every number exact."""
     return tables_from_document(json.loads(text, parse_float=str))
+
+
+def _process(names: dict[tuple[Any, Any, str], str], pid: Any, tid: Any) -> str:
+    """The process's name: of this lane, else the last that any lane of the process was given."""
+    own = names.get((pid, tid, "process_name"))
+    others = [text for (p, _, kind), text in names.items() if p == pid and kind == "process_name"]
+    return own if own is not None else (others[-1] if others else "")
+
+
+def _place(value: Any) -> Any:
+    """A pid or tid: a number in quotes is a number."""
+    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value

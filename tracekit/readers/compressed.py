@@ -1,0 +1,227 @@
+"""Bytes of a trace whatever they are packed in: plain, gzip (several members, packed twice), zstd; told by the first bytes, never by a name."""
+
+from __future__ import annotations
+
+import io
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO
+
+GZIP, ZSTD, BOM = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xef\xbb\xbf"
+#: A trace packed more often than this is not a trace.
+LAYERS = 3
+
+
+class TextStream:
+    """The unpacked bytes, read into buffers. ``damage`` says why it ended early, '' when it did not.
+
+    ``progress`` is called with the number of stored bytes that were taken since the last call.
+    """
+
+    def __init__(self, raw: BinaryIO, progress: Callable[[int], None] | None = None, threaded: bool = True) -> None:
+        self._counted = _Counted(raw)
+        self._progress = progress
+        self._reported = 0
+        self.damage = ""
+        self._stream: Any = io.BufferedReader(self._counted, 1 << 20)
+        for layer in range(LAYERS + 1):
+            magic = self._peek()
+            if magic.startswith(GZIP) and layer < LAYERS:
+                self._stream = self._gunzipped(threaded and layer == 0)
+            elif magic.startswith(ZSTD) and layer < LAYERS:
+                self._stream = self._unzstd()
+            else:
+                break
+
+    def _damaged(self, what: str) -> None:
+        self.damage = self.damage or what
+
+    def _peek(self) -> bytes:
+        try:
+            return bytes(self._stream.peek(4)[:4])
+        except OSError as error:
+            self._damaged(_reason(error))
+            return b""
+
+    def _gunzipped(self, threaded: bool) -> Any:
+        return io.BufferedReader(Gunzip(self._stream, threaded, self._damaged), 1 << 20)
+
+    def _unzstd(self) -> Any:
+        return io.BufferedReader(Unzstd(self._stream, self._damaged), 1 << 20)
+
+    def fill(self, target: memoryview) -> int:
+        """Read until ``target`` is full or the stream ends; returns the number of bytes."""
+        done = 0
+        while done < len(target):
+            try:
+                count = self._stream.readinto(target[done:])
+            except OSError as error:
+                self._damaged(_reason(error))
+                break
+            if not count:
+                break
+            done += count
+        if self._progress is not None:
+            taken = self._counted.taken
+            self._progress(taken - self._reported)
+            self._reported = taken
+        return done
+
+    def close(self) -> None:
+        """Close the file."""
+        try:
+            self._stream.close()
+        except (OSError, ValueError):
+            self._counted.close()
+
+
+def _reason(error: Exception) -> str:
+    return f"the compressed stream is damaged ({' '.join(str(error).split())[:120]})"
+
+
+class _Counted(io.RawIOBase):
+    """The stored bytes, counted."""
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self._raw = raw
+        self.taken = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target: Any) -> int:
+        if hasattr(self._raw, "readinto"):
+            count = self._raw.readinto(target) or 0
+        else:
+            data = self._raw.read(len(target))
+            count = len(data)
+            target[:count] = data
+        self.taken += count
+        return count
+
+    def close(self) -> None:
+        if not self.closed:
+            self._raw.close()
+        super().close()
+
+
+class Gunzip(io.RawIOBase):
+    """Members of a gzip stream, one after the other; with ``threaded`` unpacked on a thread of its own, a few blocks ahead.
+
+    A damage ends the stream, behind everything that could be unpacked before it, and is told to ``damaged``; the readers of the gzip and isal
+    modules raise instead, and what a buffer held by then is lost. Bytes behind the last member that start no other are ignored, as gzip does.
+    """
+
+    _BLOCK = 1 << 20
+    _AHEAD = 8
+
+    def __init__(self, packed: Any, threaded: bool, damaged: Callable[[str], None]) -> None:
+        self._packed = packed
+        self._damaged = damaged
+        self._rest = memoryview(b"")
+        self._blocks: Iterator[bytes] = self._ahead(self._unpacked()) if threaded else self._unpacked()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target: Any) -> int:
+        if not len(self._rest):
+            self._rest = memoryview(next(self._blocks, b""))
+        count = min(len(target), len(self._rest))
+        target[:count] = self._rest[:count]
+        self._rest = self._rest[count:]
+        return count
+
+    def _unpacked(self) -> Iterator[bytes]:
+        from isal import isal_zlib
+
+        data = b""
+        first = True
+        while True:
+            data = data or self._packed.read1(self._BLOCK)
+            if not data or (not first and not data.startswith(GZIP[: len(data)])):
+                return
+            first = False
+            member = isal_zlib.decompressobj(wbits=31)
+            while not member.eof:
+                data = data or self._packed.read1(self._BLOCK)
+                if not data:
+                    self._damaged("the compressed stream is cut off")
+                    return
+                try:
+                    block = member.decompress(data, 4 * self._BLOCK)
+                except isal_zlib.error as error:
+                    self._damaged(_reason(error))
+                    return
+                data = member.unconsumed_tail
+                if block:
+                    yield block
+            data = member.unused_data
+
+    def _ahead(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
+        """The same blocks, made by a thread."""
+        ready: queue.Queue[bytes | None] = queue.Queue(self._AHEAD)
+        stop = threading.Event()
+
+        def pump() -> None:
+            try:
+                for block in blocks:
+                    if not _put(ready, block, stop):
+                        return
+            except OSError as error:
+                self._damaged(_reason(error))
+            finally:
+                _put(ready, None, stop)
+
+        thread = threading.Thread(target=pump, daemon=True)
+        thread.start()
+        try:
+            while (item := ready.get()) is not None:
+                yield item
+        finally:
+            stop.set()
+            thread.join()
+
+    def close(self) -> None:
+        if not self.closed:
+            self._blocks.close()  # type: ignore[attr-defined]
+            self._packed.close()
+        super().close()
+
+
+class Unzstd(io.RawIOBase):
+    """Frames of a zstd stream; a damage ends it and is told to ``damaged``."""
+
+    def __init__(self, packed: Any, damaged: Callable[[str], None]) -> None:
+        import zstandard
+
+        self._inner = zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True)
+        self._error = zstandard.ZstdError
+        self._damaged = damaged
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target: Any) -> int:
+        try:
+            return int(self._inner.readinto(target) or 0)
+        except self._error as error:
+            self._damaged(_reason(error))
+            return 0
+
+    def close(self) -> None:
+        if not self.closed:
+            self._inner.close()
+        super().close()
+
+
+def _put(ready: queue.Queue[Any], item: Any, stop: threading.Event) -> bool:
+    """Put, unless nobody waits for it any more."""
+    while not stop.is_set():
+        try:
+            ready.put(item, timeout=0.05)
+        except queue.Full:
+            continue
+        return True
+    return False

@@ -1,0 +1,472 @@
+"""The one pass over the bytes of a trace: complete events of a buffer become rows of columns.
+
+Which arguments are read is data (``Spec``), so a new argument needs no new code. The pass is strict where it matters: anything that is not
+JSON, apart from a comma too many, stops it at the start of that event (SYNTAX), and the tolerant reader takes over for that one event.
+
+Bounds: reads as in lex.py (the caller pads its buffer); every write goes to a row below ``capacity`` of the output arrays, which is checked
+before an event is begun, to a side row below the same capacity (an event adds at most one row to each side table), or through
+``pool.intern``, which checks its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from tracekit.readers.lex import (
+    CLOSE_LIST,
+    CLOSE_OBJECT,
+    COLON,
+    COMMA,
+    COMPILED,
+    OPEN_LIST,
+    OPEN_OBJECT,
+    PAD,
+    QUOTE,
+    end_of_string,
+    end_of_value,
+    load8,
+    number,
+    skip_space,
+)
+from tracekit.readers.pool import ESCAPED, PLAIN, RAW, hash_bytes, intern, same_bytes
+from tracekit.trace.events import CATEGORY_NAMES, SIDE_COLUMNS, Category
+from tracekit.units import NULL, NULL32
+
+#: Why the pass stopped.
+MORE, END, POOL_FULL, ROWS_FULL, SYNTAX = 0, 1, 2, 3, 4
+
+#: Rows of the int64 output, of the int32 output, and of the counters.
+TS, DUR, CORRELATION, EXTERNAL_ID = 0, 1, 2, 3
+NAME, LANE, STREAM, DEVICE, KIND = 0, 1, 2, 3, 4  # KIND: category + 256 * phase + FLAG_DUPLICATE
+ROW, ARROWS, COMMAS, DUPLICATES, BAD_NUMBERS, LANES = 0, 1, 2, 3, 4, 5
+COUNTERS = 6
+FLAG_DUPLICATE = 1 << 16
+
+#: What to do with the value of a key: not an argument, dense int64, dense int32, or a column of a side table.
+_TOP, _WIDE, _NARROW, _INTEGER, _MICRO, _STRING, _JSON = range(7)
+_PH, _CAT, _NAME, _PID, _TID, _TS, _DUR, _ARGS = range(8)
+_TOP_KEYS = ("ph", "cat", "name", "pid", "tid", "ts", "dur", "args")
+_SIDE_KINDS = {"int": _INTEGER, "micro": _MICRO, "str": _STRING, "json": _JSON}
+#: The names of threads and processes, in metadata events; kept apart from the side tables that go on to the user.
+NAMES_TABLE = "names"
+
+#: Strings with fixed codes (from 1): categories, then names that decide a category.
+KNOWN = (*CATEGORY_NAMES, "[memory]")
+_MEMORY_NAME = len(KNOWN)
+_CATEGORY_OF_CODE = np.array([int(Category.OTHER), *(int(c) for c in CATEGORY_NAMES.values()), int(Category.OTHER)], np.int32)
+_NO_LANE_KEY = NULL
+_STRING_KEY = 1 << 62
+
+
+class Spec:
+    """Keys and where their values go, as arrays for the compiled pass.
+
+    ``target[0, k]`` what to do, ``target[1, k]`` side table (or -1), ``target[2, k]`` output row, for key number k.
+    """
+
+    def __init__(self) -> None:
+        rows: list[tuple[str, int, int, int]] = [
+            ("correlation", _WIDE, -1, CORRELATION),
+            ("External id", _WIDE, -1, EXTERNAL_ID),
+            ("external id", _WIDE, -1, EXTERNAL_ID),
+            ("stream", _NARROW, -1, STREAM),
+            ("device", _NARROW, -1, DEVICE),
+        ]
+        self.side_tables = [*SIDE_COLUMNS, NAMES_TABLE]
+        self.side_first: list[int] = []
+        columns = 0
+        for number_, table in enumerate(self.side_tables):
+            self.side_first.append(columns)
+            for key, kind in SIDE_COLUMNS.get(table, {"name": "str"}).items():
+                rows.append((key, _SIDE_KINDS[kind], number_, columns))
+                columns += 1
+        self.side_columns = columns
+        self.side_width = [b - a for a, b in zip(self.side_first, [*self.side_first[1:], columns], strict=True)]
+        self.first = np.array(self.side_first, np.int64)
+        self.width = np.array(self.side_width, np.int64)
+        self.top = _key_table(_TOP_KEYS)
+        self.arguments = _key_table(key for key, *_ in rows)
+        self.target = np.array([row[1:] for row in rows], np.int64).T.copy()
+
+
+def _key_table(keys: Iterable[str]) -> tuple[Any, Any, Any]:
+    """(hash table of key numbers, their padded bytes one after the other, [offset, length] of each)."""
+    texts = [key.encode() for key in keys]
+    table = np.full(512, -1, np.int32)
+    places = np.zeros((2, len(texts)), np.int64)
+    buffer = np.zeros(sum(len(t) + PAD for t in texts) + PAD, np.uint8)
+    at = 0
+    for key, raw in enumerate(texts):
+        buffer[at : at + len(raw)] = np.frombuffer(raw, np.uint8)
+        places[:, key] = at, len(raw)
+        place = int(hash_bytes(buffer.ctypes.data, at, len(raw), 0)) & 511
+        while table[place] >= 0:
+            place = (place + 1) & 511
+        table[place] = key
+        at += len(raw) + PAD
+    return table, buffer, places
+
+
+@njit(**COMPILED)
+def _key(text, start, length, table, keys, places):  # type: ignore[no-untyped-def]
+    """Number of a key; -1 for one that is not wanted."""
+    place = np.int64(hash_bytes(text, start, length, 0) & np.uint64(511))
+    while True:
+        key = table[place]
+        if key < 0:
+            return np.int64(-1)
+        if places[1, key] == length and same_bytes(text, start, keys.ctypes.data, places[0, key], length):
+            return np.int64(key)
+        place = (place + 1) & 511
+
+
+@njit(**COMPILED)
+def _text_code(text, i, end, table, hashes, entries, arena, used, as_json):  # type: ignore[no-untyped-def]
+    """Code of the value at ``i`` and the offset behind it: a string's content, or the raw text of anything else (always with ``as_json``)."""
+    if load8(text, i) == QUOTE and not as_json:
+        j, escaped = end_of_string(text, i + 1, end)
+        if j >= end:
+            return np.int64(0), end
+        return intern(text, i + 1, j - i - 1, ESCAPED if escaped else PLAIN, table, hashes, entries, arena, used), j + 1
+    j = end_of_value(text, i, end)
+    if j >= end:
+        return np.int64(0), end
+    return intern(text, i, j - i, RAW, table, hashes, entries, arena, used), j
+
+
+@njit(**COMPILED)
+def _lane(pid, tid, lanes, lane_table, counters, previous):  # type: ignore[no-untyped-def]
+    """Number of the lane (pid, tid); -1 when the table of lanes is full. ``previous`` is tried first."""
+    if previous >= 0 and lanes[0, previous] == pid and lanes[1, previous] == tid:
+        return previous
+    mask = lane_table.size - 1
+    place = np.int64((np.uint64(pid) * np.uint64(0x9E3779B97F4A7C15) ^ np.uint64(tid) * np.uint64(0xC2B2AE3D27D4EB4F)) >> np.uint64(40)) & mask
+    while True:
+        lane = lane_table[place]
+        if lane < 0:
+            break
+        if lanes[0, lane] == pid and lanes[1, lane] == tid:
+            return np.int64(lane)
+        place = (place + 1) & mask
+    lane = counters[LANES]
+    if lane >= lanes.shape[1] or 2 * lane >= lane_table.size:
+        return np.int64(-1)
+    lanes[0, lane] = pid
+    lanes[1, lane] = tid
+    lane_table[place] = lane
+    counters[LANES] = lane + 1
+    return np.int64(lane)
+
+
+@njit(**COMPILED)
+def scan_events(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - one compiled pass, its state is its arguments
+    buffer,
+    position,
+    end,
+    top_table,
+    top_keys,
+    top_places,
+    arg_table,
+    arg_keys,
+    arg_places,
+    target,
+    first,
+    width,
+    wide,
+    narrow,
+    side,
+    side_rows,
+    side_used,
+    lanes,
+    lane_table,
+    counters,
+    table,
+    hashes,
+    entries,
+    arena,
+    used,
+    category_of_code,
+):
+    """Read complete events of ``buffer[position:end]`` into the output arrays; returns (why it stopped, where).
+
+    ``wide`` int64 [4, capacity], ``narrow`` int32 [5, capacity], ``side`` int64 [side columns, capacity], ``side_rows`` int64 [side tables,
+    capacity]: the row of each side row. An event that is not complete, or that did not fit, has left nothing behind.
+    """
+    text = buffer.ctypes.data
+    capacity = wide.shape[1]
+    tables = side_used.size
+    current = np.empty(tables, np.int64)
+    row = counters[ROW]
+    lane = np.int64(-1)
+    separated = True  # the caller starts at an event
+    while True:
+        i = skip_space(text, position, end)
+        if i >= end:
+            counters[ROW] = row
+            return MORE, i
+        c = load8(text, i)
+        if c == COMMA:
+            i = skip_space(text, i + 1, end)
+            if i >= end:
+                counters[ROW] = row
+                return MORE, position
+            c = load8(text, i)
+            separated = True
+            if c == CLOSE_LIST:
+                counters[COMMAS] += 1
+        if c == CLOSE_LIST:
+            counters[ROW] = row
+            return END, i + 1
+        if c != OPEN_OBJECT or not separated:
+            counters[ROW] = row
+            return SYNTAX, i
+        if row >= capacity:
+            counters[ROW] = row
+            return ROWS_FULL, i
+        begin = i
+        for k in range(4):
+            wide[k, row] = NULL
+        narrow[NAME, row] = 0
+        narrow[STREAM, row] = NULL32
+        narrow[DEVICE, row] = NULL32
+        for k in range(tables):
+            current[k] = -1
+        phase = np.int64(0)
+        category_code = np.int64(0)
+        pid = np.int64(_NO_LANE_KEY)
+        tid = np.int64(_NO_LANE_KEY)
+        commas = 0
+        bad_numbers = 0
+        duplicate = False
+        seen = 0  # bits of the top-level keys
+        in_args = False
+        need_comma = False
+        status = -1
+        i += 1
+        while True:
+            i = skip_space(text, i, end)
+            if i >= end:
+                status = MORE
+                break
+            c = load8(text, i)
+            if c == COMMA and need_comma:
+                i = skip_space(text, i + 1, end)
+                if i >= end:
+                    status = MORE
+                    break
+                c = load8(text, i)
+                need_comma = False
+                if c == CLOSE_OBJECT:
+                    commas += 1
+            if c == CLOSE_OBJECT:
+                i += 1
+                if in_args:
+                    in_args = False
+                    need_comma = True
+                    continue
+                break
+            if c != QUOTE or need_comma:
+                status = SYNTAX
+                break
+            start = i + 1
+            stop, _ = end_of_string(text, start, end)
+            if stop >= end:
+                status = MORE
+                break
+            i = skip_space(text, stop + 1, end)
+            if i >= end:
+                status = MORE
+                break
+            if load8(text, i) != COLON:
+                status = SYNTAX
+                break
+            i = skip_space(text, i + 1, end)
+            if i >= end:
+                status = MORE
+                break
+            c = load8(text, i)
+            if c == COMMA or c == CLOSE_OBJECT or c == CLOSE_LIST or c == COLON:
+                status = SYNTAX
+                break
+            need_comma = True
+            if not in_args:
+                key = _key(text, start, stop - start, top_table, top_keys, top_places)
+                if key < 0:
+                    i = end_of_value(text, i, end)
+                else:
+                    if seen >> key & 1:
+                        duplicate = True
+                    seen |= 1 << key
+                    if key == _TS or key == _DUR:
+                        value, i, valid = number(text, i, end, 3)
+                        wide[TS if key == _TS else DUR, row] = value if valid else NULL
+                        bad_numbers += 1 - valid
+                    elif key == _ARGS:
+                        if c == OPEN_OBJECT:
+                            in_args = True
+                            need_comma = False
+                            i += 1
+                        else:
+                            i = end_of_value(text, i, end)
+                    elif key == _PH:
+                        j = end_of_value(text, i, end)
+                        phase = np.int64(load8(text, i + 1)) if c == QUOTE and j - i == 3 else np.int64(0)
+                        i = j
+                    elif key == _PID or key == _TID:
+                        value, j, valid = number(text, i, end, 0)
+                        if not valid:
+                            code, j = _text_code(text, i, end, table, hashes, entries, arena, used, False)
+                            if code < 0:
+                                status = POOL_FULL
+                                break
+                            value = np.int64(_STRING_KEY) + code
+                        i = j
+                        if key == _PID:
+                            pid = value
+                        else:
+                            tid = value
+                    else:
+                        code, i = _text_code(text, i, end, table, hashes, entries, arena, used, False)
+                        if code < 0:
+                            status = POOL_FULL
+                            break
+                        if key == _NAME:
+                            narrow[NAME, row] = code
+                        else:
+                            category_code = code
+            else:
+                key = _key(text, start, stop - start, arg_table, arg_keys, arg_places)
+                if key < 0:
+                    i = end_of_value(text, i, end)
+                else:
+                    what = target[0, key]
+                    column = target[2, key]
+                    if what == _STRING or what == _JSON:
+                        value, i = _text_code(text, i, end, table, hashes, entries, arena, used, what == _JSON)
+                        if value < 0:
+                            status = POOL_FULL
+                            break
+                    else:
+                        value, i, valid = number(text, i, end, 6 if what == _MICRO else 0)
+                        if not valid:
+                            value = np.int64(NULL)
+                    if what == _WIDE:
+                        if wide[column, row] != NULL:
+                            duplicate = True
+                        wide[column, row] = value
+                    elif what == _NARROW:
+                        if narrow[column, row] != NULL32:
+                            duplicate = True
+                        fits = value > -(1 << 31) and value < (1 << 31)
+                        narrow[column, row] = np.int32(value) if fits else NULL32
+                    else:
+                        number_ = target[1, key]
+                        at = current[number_]
+                        if at < 0:
+                            at = side_used[number_]
+                            current[number_] = at
+                            side_used[number_] = at + 1
+                            side_rows[number_, at] = row
+                            for k in range(first[number_], first[number_] + width[number_]):
+                                side[k, at] = NULL
+                        elif side[column, at] != NULL:
+                            duplicate = True
+                        side[column, at] = value
+            if i >= end:
+                status = MORE
+                break
+        if status < 0:
+            new_lane = _lane(pid, tid, lanes, lane_table, counters, lane)
+            if new_lane < 0:
+                status = ROWS_FULL
+            else:
+                lane = new_lane
+        is_arrow = phase == 115 or phase == 116 or phase == 102  # s, t, f
+        if status >= 0 or is_arrow:
+            for k in range(tables):
+                if current[k] >= 0:
+                    side_used[k] -= 1
+        if status >= 0:
+            counters[ROW] = row
+            return status, begin
+        position = i
+        separated = False
+        counters[COMMAS] += commas
+        if is_arrow:
+            counters[ARROWS] += 1
+            continue
+        category = category_of_code[category_code] if category_code < category_of_code.size else 0
+        if phase == 77:  # M
+            category = 11
+        elif narrow[NAME, row] == _MEMORY_NAME:
+            category = 9
+        narrow[LANE, row] = lane
+        narrow[KIND, row] = category + 256 * phase + (FLAG_DUPLICATE if duplicate else 0)
+        counters[DUPLICATES] += 1 if duplicate else 0
+        counters[BAD_NUMBERS] += bad_numbers
+        row += 1
+
+
+@njit(**COMPILED)
+def find_events(buffer, start, end):  # type: ignore[no-untyped-def]
+    """Offset behind the ``[`` of the top level's traceEvents, or of a top-level list; -1: not yet, -2: not this way."""
+    text = buffer.ctypes.data
+    i = skip_space(text, start, end)
+    if i >= end:
+        return -1
+    if load8(text, i) == OPEN_LIST:
+        return i + 1
+    if load8(text, i) != OPEN_OBJECT:
+        return -2
+    i += 1
+    while True:
+        i = skip_space(text, i, end)
+        if i < end and load8(text, i) == COMMA:
+            i = skip_space(text, i + 1, end)
+        if i >= end:
+            return -1
+        if load8(text, i) != QUOTE:
+            return -2
+        begin = i + 1
+        stop, _ = end_of_string(text, begin, end)
+        if stop >= end:
+            return -1
+        i = skip_space(text, stop + 1, end)
+        if i >= end:
+            return -1
+        if load8(text, i) != COLON:
+            return -2
+        i = skip_space(text, i + 1, end)
+        if i >= end:
+            return -1
+        if load8(text, i) == OPEN_LIST and stop - begin == 11 and _is_trace_events(text, begin):
+            return i + 1
+        i = end_of_value(text, i, end)
+        if i >= end:
+            return -1
+
+
+@njit(**COMPILED)
+def _is_trace_events(text, i):  # type: ignore[no-untyped-def]
+    for k, c in enumerate((116, 114, 97, 99, 101, 69, 118, 101, 110, 116, 115)):
+        if load8(text, i + k) != c:
+            return False
+    return True
+
+
+def category_table() -> Any:
+    """Category of each fixed string code."""
+    return _CATEGORY_OF_CODE
+
+
+@njit(**COMPILED)
+def rehash_lanes(lanes, lane_table, count):  # type: ignore[no-untyped-def]
+    """Put the first ``count`` lanes into an empty, larger table."""
+    scratch = np.zeros(COUNTERS, np.int64)
+    for lane in range(count):
+        scratch[LANES] = lane
+        _lane(lanes[0, lane], lanes[1, lane], lanes, lane_table, scratch, np.int64(-1))

@@ -1,0 +1,244 @@
+"""The text of a trace through a few parsing threads, in bounded memory, in the order of the file.
+
+The reader cuts the text into buffers at what looks like the start of an event. That is a guess (a string may hold such text), so a parsed
+buffer counts only if the one before it ended exactly there; otherwise its result is thrown away and the text is parsed again, joined to what
+was left over. Guesses that fail, and events that are no JSON, so cost time, never rows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tracekit.readers import scan
+from tracekit.readers.compressed import BOM, TextStream
+from tracekit.readers.lex import PAD
+from tracekit.readers.worker import Block, Piece, Worker
+
+CHUNK = 4 << 20
+#: An event, or a head before the first event, that is longer than this is not read.
+LONGEST = 256 << 20
+#: Text after the list of events that is kept for its metadata.
+LONGEST_TAIL = 64 << 20
+
+_START = re.compile(rb'\}\s*,\s*(\{)\s*"(?:ph|name|cat|pid|ts|args|tid)"')
+_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+_NOTHING = b" \t\r\n,\x00"
+
+
+@dataclass
+class Outcome:
+    """What the text outside the events was, and how reading it went."""
+
+    head: bytes = b""
+    tail: bytes = b""
+    bare_list: bool = False
+    found: bool = False  # a list of events was found
+    truncated: bool = False
+    bytes_read: int = 0
+    too_long: bool = False
+    repairs: Counter[str] = field(default_factory=Counter)
+    counts: Any = field(default_factory=lambda: np.zeros(scan.COUNTERS, np.int64))
+
+
+@dataclass
+class _Job:
+    """A buffer that a worker is parsing."""
+
+    future: Future[Piece]
+    worker: int
+    text: memoryview
+
+
+class EventStream:
+    """Reads one text; ``blocks()`` yields (worker, block) in file order, after which ``outcome`` is complete."""
+
+    def __init__(self, stream: TextStream, workers: list[Worker], chunk: int = CHUNK) -> None:
+        self._stream = stream
+        self._workers = workers
+        self._chunk = chunk
+        self._ended = False
+        self._carry = b""  # text that follows what was accepted so far, not yet parsed for good
+        self._finished = False  # the list of events was closed
+        self.outcome = Outcome()
+
+    def blocks(self) -> Iterator[tuple[int, Block]]:
+        """All blocks of all events."""
+        text = self._to_first_event()
+        if text is None:
+            return
+        pool = ThreadPoolExecutor(len(self._workers))
+        free = deque(range(len(self._workers)))
+        running: deque[_Job] = deque()
+        try:
+            for piece in self._pieces(text):
+                if self._finished or self.outcome.too_long:
+                    while running:
+                        yield from self._accept(running.popleft())
+                    self._keep_tail(bytes(piece))
+                    continue
+                if not free:
+                    job = running.popleft()
+                    yield from self._accept(job)
+                    free.append(job.worker)
+                worker = free.popleft()
+                running.append(_Job(pool.submit(self._parse, worker, piece), worker, piece))
+            while running:
+                yield from self._accept(running.popleft())
+            yield from self._finish()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _parse(self, worker: int, text: memoryview) -> Piece:
+        """``text`` is a slice of a padded buffer: the padding is behind its end."""
+        base = _array(text)
+        begin = _offset(text, base)
+        return self._workers[worker].parse(base, begin, begin + len(text))
+
+    def _accept(self, job: _Job) -> Iterator[tuple[int, Block]]:
+        """Take a worker's result if the text before it ended cleanly, else parse the left-over and this text together."""
+        piece = job.future.result()
+        if self._finished:
+            self._keep_tail(bytes(job.text))
+            return
+        if self._carry:
+            yield from self._again(job.worker, self._carry + bytes(job.text), final=False)
+            return
+        yield from self._taken(job.worker, piece)
+        begin = _offset(job.text, _array(job.text))
+        rest = bytes(job.text[piece.position - begin :])
+        if piece.stopped == scan.END:
+            self._finished = True
+            self._keep_tail(rest)
+        elif piece.stopped == scan.SYNTAX:
+            yield from self._again(job.worker, rest, final=False)
+        else:
+            self._carry = rest.strip(_NOTHING)
+
+    def _again(self, worker: int, text: bytes, final: bool) -> Iterator[tuple[int, Block]]:
+        piece = self._workers[worker].parse_tolerant(text, final)
+        yield from self._taken(worker, piece)
+        rest = text[piece.position :]
+        if piece.stopped == scan.END:
+            self._finished = True
+            self._carry = b""
+            self._keep_tail(rest)
+        else:
+            self._carry = rest.strip(_NOTHING)
+            if len(self._carry) > LONGEST:
+                self.outcome.too_long = True
+
+    def _taken(self, worker: int, piece: Piece) -> Iterator[tuple[int, Block]]:
+        self.outcome.counts += piece.counts
+        self.outcome.repairs += piece.repairs
+        for block in piece.blocks:
+            yield worker, block
+
+    def _finish(self) -> Iterator[tuple[int, Block]]:
+        """What is left when the text has ended: repair what can be, then it was cut off or complete."""
+        while self._carry and not self._finished and not self.outcome.too_long:
+            before = self._carry
+            yield from self._again(0, before, final=True)
+            if self._carry == before:
+                break
+        self.outcome.truncated = not self._finished
+        if self._finished:
+            self._drain_tail()
+
+    def _keep_tail(self, text: bytes) -> None:
+        if len(self.outcome.tail) < LONGEST_TAIL:
+            self.outcome.tail += text
+
+    def _drain_tail(self) -> None:
+        buffer = bytearray(1 << 20)
+        while not self._ended and len(self.outcome.tail) < LONGEST_TAIL:
+            count = self._fill(memoryview(buffer))
+            self._keep_tail(bytes(buffer[:count]))
+
+    # ---- text ---------------------------------------------------------------------------------------------------------
+
+    def _fill(self, target: memoryview) -> int:
+        count = self._stream.fill(target)
+        self.outcome.bytes_read += count
+        if count < len(target):
+            self._ended = True
+        return count
+
+    def _to_first_event(self) -> memoryview | None:
+        """Read the head of the file; the text from the first event on, None when there is no list of events."""
+        size = self._chunk
+        buffer: Any = np.zeros(size + PAD, np.uint8)
+        used = self._fill(memoryview(buffer)[:size])
+        start = 3 if bytes(buffer[:3]) == BOM else 0
+        while True:
+            at = int(scan.find_events(buffer, start, used))
+            if at >= 0 or at == -2 or self._ended or size > LONGEST:
+                break
+            larger: Any = np.zeros(2 * size + PAD, np.uint8)
+            larger[:used] = buffer[:used]
+            buffer, size = larger, 2 * size
+            used += self._fill(memoryview(buffer)[used:size])
+        if at < 0:
+            found = _EVENTS.search(bytes(buffer[:used]))  # the text before it may be no JSON
+            at = found.end() if found is not None else -1
+        self.outcome.head = bytes(buffer[: at if at >= 0 else used])
+        self.outcome.found = at >= 0
+        self.outcome.bare_list = at >= 0 and self.outcome.head[start:].strip() == b"["
+        return memoryview(buffer)[at:used] if at >= 0 else None
+
+    def _pieces(self, text: memoryview) -> Iterator[memoryview]:
+        """The text in buffers, each but the last cut at what looks like the start of an event."""
+        while True:
+            if self._ended:
+                yield text
+                return
+            cut = _last_start(text)
+            rest = text[cut:] if cut else text
+            buffer: Any = np.empty(len(rest) + self._chunk + PAD, np.uint8)
+            buffer[: len(rest)] = np.frombuffer(rest, np.uint8)
+            if cut:
+                _clear_behind(text, cut)
+                yield text[:cut]
+            elif len(text) > LONGEST:
+                self.outcome.too_long = True
+                return
+            used = len(rest) + self._fill(memoryview(buffer)[len(rest) : len(rest) + self._chunk])
+            buffer[used : used + PAD] = 0
+            text = memoryview(buffer)[:used]
+
+
+def _array(text: memoryview) -> Any:
+    """The whole padded buffer that a slice was cut from."""
+    return np.frombuffer(text.obj, np.uint8)  # type: ignore[call-overload]
+
+
+def _offset(text: memoryview, base: Any) -> int:
+    """Where a slice begins in the array it was cut from."""
+    return int(np.frombuffer(text, np.uint8).__array_interface__["data"][0] - base.__array_interface__["data"][0]) if len(text) else 0
+
+
+def _clear_behind(text: memoryview, cut: int) -> None:
+    """Zeros behind a cut: the parser of the first part may look PAD bytes beyond it. (The rest was copied already.)"""
+    whole = np.frombuffer(text, np.uint8)
+    whole[cut : cut + PAD] = 0
+
+
+def _last_start(text: memoryview) -> int:
+    """Offset of the last ``{`` that looks like the start of an event; 0 when there is none. Looks back in growing windows."""
+    window = 1 << 14
+    while True:
+        low = max(0, len(text) - window)
+        last = None
+        for last in _START.finditer(text[low:]):
+            pass
+        if last is not None:
+            return low + last.start(1)
+        if low == 0:
+            return 0
+        window *= 8
