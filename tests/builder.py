@@ -127,7 +127,8 @@ class Trace:
             self.operator(op, launch - 2, 12, tid=tid)
         if launch is not None:
             self.launch(correlation, launch, tid=tid)
-        self.add(cat, name, start, dur, pid=self.gpu, tid=stream, **{"device": self.gpu, "stream": stream, "correlation": correlation, **args})
+        own = {"device": self.gpu, "stream": stream, "correlation": correlation}
+        self.add(cat, name, start, dur, pid=self.gpu, tid=stream, **own, **args)
         return correlation
 
     def collective(

@@ -5,9 +5,12 @@ A missing integer is ``units.NULL`` inside tracekit, ``null`` in JSON. Columns o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 
@@ -141,3 +144,8 @@ MATCHES = _schema(
     ("matched_by", "str", "", "seq or order"),
     ("full_bytes", "int64", "bytes", "full tensor; NULL"),
 )
+
+
+def categorical(codes: npt.NDArray[np.integer[Any]], words: Sequence[str]) -> pd.Categorical:
+    """A text column: ``codes[i]`` is the place of its word in ``words`` (which are distinct)."""
+    return pd.Categorical.from_codes(codes.tolist(), categories=pd.Index(list(words), dtype="object"))

@@ -59,7 +59,7 @@ def assert_same(got, want):
                 assert [json.loads(x or "0") for x in texts(got, mine)] == [json.loads(x or "0") for x in texts(want, theirs)]
             else:
                 assert mine.tolist() == theirs.tolist(), column
-    assert got.metadata == {k: v for k, v in want.metadata.items()}
+    assert got.metadata == dict(want.metadata)
     assert got.coverage.arrows == want.coverage.arrows
 
 
@@ -119,12 +119,17 @@ def dump(value, indent, shuffle):
 
 
 @settings(deadline=None)
-@given(st.lists(events(), min_size=1, max_size=25), st.sampled_from(["", "\n  ", " "]), st.randoms(use_true_random=False), st.integers(64, 900))
+@given(
+    st.lists(events(), min_size=1, max_size=25),
+    st.sampled_from(["", "\n  ", " "]),
+    st.randoms(use_true_random=False),
+    st.integers(64, 900),
+)
 def test_every_column_equals_the_obvious_reading(made, indent, random, chunk):
     document = {"schemaVersion": 1, "baseTimeNanoseconds": 1_700_000_000_000_000_000, "traceEvents": made, "traceName": 'a "b"'}
     text = dump(document, indent, random)
     want = oracle.tables(text)
-    if not len(want):
+    if not (want.phase == ord("X")).any() and not np.isin(want.category, [1, 3, 4, 9]).any():
         with pytest.raises(InputError, match="no events"):
             read(text, chunk=chunk)
         return
@@ -231,10 +236,10 @@ def test_of_a_stream_given_twice_the_row_decides():
 
 def test_old_spellings():
     events = [
-        {"ph": "X", "cat": "Kernel", "name": "sgemm", "pid": 1, "tid": "stream 7", "ts": 30, "dur": 410, "args": {"external id": 4, "correlation": 9}},
-        {"ph": "X", "cat": "Runtime", "name": "cudaLaunchKernel", "pid": 2, "tid": "2", "ts": 10, "dur": 5, "args": {"correlation": 9}},
+        {"cat": "Kernel", "name": "sgemm", "pid": 1, "tid": "stream 7", "ts": 30, "args": {"external id": 4, "correlation": 9}},
+        {"cat": "Runtime", "name": "cudaLaunchKernel", "pid": 2, "tid": "2", "ts": 10, "args": {"correlation": 9}},
     ]
-    t = read(json.dumps({"traceEvents": events}))
+    t = read(json.dumps({"traceEvents": [{"ph": "X", "dur": 5, **e} for e in events]}))
     assert t.category.tolist() == [Category.KERNEL, Category.RUNTIME]
     assert (t.stream[0], t.device[0], t.external_id[0]) == (7, 1, 4)
 

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from tracekit.mesh.process_groups import LocalGroup
+from tracekit.readers.identity import Identity
 from tracekit.trace.events import BoolArray, Coverage, Int8Array, Int32Array, Int64Array, RankTables
 from tracekit.trace.steps import Phases, Steps
 
@@ -97,14 +98,8 @@ class Window:
     """The compact result of reading one file: picklable, a few MB at most whatever the size of the trace."""
 
     coverage: Coverage
-    rank: int | None
-    rank_source: str  # 'distributedInfo', 'file name', 'record_param_comms', 'user'
-    claims: dict[str, int]  # every source of a rank number that was found, for conflicts
-    world_size: int | None
-    backend: str
-    device_name: str
-    host: str  # '' unknown
-    process: str  # 'host:pid' or ''; windows of one process belong together
+    identity: Identity  # what the file itself says: rank and where that stands, world size, backend, device, host, process
+    rank: int | None  # the rank that the whole job gives it
     on_cpu: bool
     span: tuple[int, int]
     steps: Steps

@@ -65,7 +65,8 @@ def _is_communication(tables: RankTables, rows: Int64Array) -> BoolArray:
     at = side.at(rows)
     by_metadata = np.zeros(len(rows), np.bool_)
     by_metadata[at >= 0] = named[at[at >= 0]] > 0
-    return (by_name | by_metadata) & (tables.category[rows] == Category.KERNEL)
+    found: BoolArray = (by_name | by_metadata) & (tables.category[rows] == Category.KERNEL)
+    return found
 
 
 def name_lookup(tables: RankTables, codes: Int32Array, predicate: Callable[[str], bool]) -> BoolArray:

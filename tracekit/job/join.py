@@ -42,7 +42,7 @@ def join(
     notes += world_notes
     groups, group_notes = unite([(w.rank if w.rank is not None else 0, w.groups) for w in used], world_size)
     layout, axes, mesh_notes = infer_mesh(groups, world_size, present, parse_mesh(mesh) if mesh else None)
-    hosts = {w.rank: w.host for w in used if w.rank is not None}
+    hosts = {w.rank: w.identity.host for w in used if w.rank is not None}
     node_of = nodes(hosts, world_size, gpus_per_node)
     groups = ProcessGroups(
         [replace(g, axis=axis, spans_nodes=spans_nodes(g, node_of)) for g, axis in zip(groups.groups, axes, strict=True)],
@@ -56,8 +56,8 @@ def join(
         world_size=world_size,
         ranks=present,
         missing_ranks=missing,
-        backend=_most_common(w.backend for w in used),
-        device=_most_common(w.device_name for w in used),
+        backend=_most_common(w.identity.backend for w in used),
+        device=_most_common(w.identity.device_name for w in used),
         steps=_common_steps(used),
         windows=used,
         groups=groups,
@@ -72,7 +72,7 @@ def join(
 
 def _ranked(windows: Sequence[Window], wanted: frozenset[int] | None) -> tuple[list[Window], list[str]]:
     """The windows that can be used, each with its final rank, sorted by rank and time."""
-    ranks, problems, notes = resolve([(w.coverage, _identity(w), w.span) for w in windows])
+    ranks, problems, notes = resolve([(w.coverage, w.identity, w.span) for w in windows])
     used: list[Window] = []
     for window, rank, found in zip(windows, ranks, problems, strict=True):
         window.rank = window.coverage.rank = rank
@@ -94,7 +94,7 @@ def _ranked(windows: Sequence[Window], wanted: frozenset[int] | None) -> tuple[l
 
 def _world(used: Sequence[Window], coverage: Sequence[Coverage]) -> tuple[int | None, list[int], list[int], list[str]]:
     present = sorted({w.rank for w in used if w.rank is not None})
-    sizes = Counter(w.world_size for w in used if w.world_size)
+    sizes = Counter(w.identity.world_size for w in used if w.identity.world_size)
     notes = []
     world_size = sizes.most_common(1)[0][0] if sizes else None
     if len(sizes) > 1:
@@ -150,7 +150,7 @@ def _operations(used: Sequence[Window], groups: ProcessGroups) -> pd.DataFrame:
 
 
 def _categorical(column: pd.Series) -> pd.Categorical:
-    return pd.Categorical(column.astype("category").cat.rename_categories(lambda c: str(c)))
+    return pd.Categorical(column.astype("category").cat.rename_categories(str))
 
 
 def _one_window(index: int, window: Window, groups: ProcessGroups) -> pd.DataFrame:
@@ -159,7 +159,8 @@ def _one_window(index: int, window: Window, groups: ProcessGroups) -> pd.DataFra
     place = np.array([*groups.index[index], -1], np.int32)
     numbers = np.append(window.steps.number, NULL)
     kind = np.asarray(local["kind"], dtype=object)
-    columns = ("launch_ns", "kind", "seq", "dtype", "in_elements", "out_elements", "stream", "phase", "context", "operator", "implementation")
+    numbers_kept = ("launch_ns", "seq", "in_elements", "out_elements", "stream")
+    columns = (*numbers_kept, "kind", "dtype", "phase", "context", "operator", "implementation")
     frame = local[["start_ns", "end_ns", *columns]].copy()
     frame["rank"] = np.int32(rank)
     frame["window"] = np.int32(index)
@@ -205,7 +206,7 @@ def _matched(
     axes = [g.axis for g in groups.groups]
     names = list(dict.fromkeys(["", *axes]))
     lookup = np.array([names.index(a) for a in axes] + [0], np.int64)
-    operations["axis"] = pd.Categorical.from_codes(lookup[operations["group"].to_numpy()], names)
+    operations["axis"] = schema.categorical(lookup[operations["group"].to_numpy()], names)
     notes = list(matched.notes)
     if clock.note:
         notes.append(clock.note)
@@ -225,7 +226,7 @@ def _clock(operations: pd.DataFrame, matched: Matched, hosts: dict[int, str]) ->
 
 def _unrecorded(operations: pd.DataFrame) -> list[str]:
     """Sentences on what the traces do not say about their communication."""
-    notes = []
+    notes: list[str] = []
     if not len(operations):
         return notes
     without_group = int((operations["group"] < 0).sum())
@@ -244,18 +245,3 @@ def _unrecorded(operations: pd.DataFrame) -> list[str]:
         notes.append(f"the bytes of {len(unknown)} communication operations are not known{because}")
     return notes
 
-
-def _identity(window: Window) -> object:
-    from tracekit.readers.identity import Identity
-
-    return Identity(
-        rank=window.rank,
-        source=window.rank_source,
-        claims=window.claims,
-        world_size=window.world_size,
-        backend=window.backend,
-        device_name=window.device_name,
-        host=window.host,
-        process=window.process,
-        problems=[],
-    )

@@ -69,7 +69,7 @@ def local_operations(
             "implementation": implementation,
             "evidence": evidence,
             "stream": work.stream[at],
-            "phase": pd.Categorical.from_codes(phases.at(called), list(PHASE_NAMES)),
+            "phase": schema.categorical(phases.at(called), PHASE_NAMES),
             "context": texts(tables, _names(tables, links.context)),
             "operator": texts(tables, _names(tables, links.operator)),
             "kernel": texts(tables, work.name[at]),
@@ -91,7 +91,7 @@ def lookup(tables: RankTables, codes: Int32Array, translate: Callable[[str], str
     categories = list(dict.fromkeys(words))
     place = {word: i for i, word in enumerate(categories)}
     index = np.array([place[word] for word in words], np.int64)
-    return pd.Categorical.from_codes(index[inverse] if len(used) else np.empty(0, np.int64), categories)
+    return schema.categorical(index[inverse] if len(used) else np.empty(0, np.int64), categories)
 
 
 def _names(tables: RankTables, rows: Int64Array) -> Int32Array:
@@ -188,7 +188,7 @@ def _kinds(tables: RankTables, rows: Int64Array, links: Links) -> tuple[pd.Categ
         evidence[new] = level
         decided |= new
     implementation = lookup(tables, names, _implementation)
-    return pd.Categorical(kind), implementation, pd.Categorical.from_codes(evidence, list(EVIDENCE))
+    return pd.Categorical(kind), implementation, schema.categorical(evidence, EVIDENCE)
 
 
 def _kind_of_kernel(text: str) -> str:

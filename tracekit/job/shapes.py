@@ -11,14 +11,18 @@ import numpy as np
 import pandas as pd
 
 from tracekit.collectives.kinds import element_type
+from tracekit.schema import categorical
 from tracekit.trace.events import Int32Array, Int64Array, RankTables
 from tracekit.units import NULL
 
 
 @dataclass(frozen=True)
 class TensorShapes:
-    """One entry a row: ``elements`` of all tensors of the first argument that holds any, NULL where not recorded; ``out_elements`` NULL
-    (an operator's outputs are not recorded); ``dtype`` of those tensors, '' where not recorded or mixed; ``tensors`` how many (at least 1)."""
+    """One entry a row.
+
+    ``elements`` of all tensors of the first argument that holds any, NULL where not recorded; ``out_elements`` NULL (an operator's
+    outputs are not recorded); ``dtype`` of those tensors, '' where not recorded or mixed; ``tensors`` how many (at least 1).
+    """
 
     elements: Int64Array
     out_elements: Int64Array
@@ -40,9 +44,8 @@ def tensor_shapes(tables: RankTables, rows: Int64Array) -> TensorShapes:
     dtypes = [r[1] for r in read] or [""]
     categories = list(dict.fromkeys(dtypes))
     codes = np.array([categories.index(d) for d in dtypes], np.int64)
-    return TensorShapes(
-        elements[inverse], np.full(len(rows), NULL, np.int64), pd.Categorical.from_codes(codes[inverse], categories), tensors[inverse]
-    )
+    outputs = np.full(len(rows), NULL, np.int64)
+    return TensorShapes(elements[inverse], outputs, categorical(codes[inverse], categories), tensors[inverse])
 
 
 def _read(dims: str, types: str) -> tuple[int, str, int]:

@@ -95,14 +95,8 @@ def _window(activity: Activity, identity: Identity, reduced: dict[str, Any]) -> 
     tables.coverage.rank = identity.rank
     return Window(
         coverage=tables.coverage,
+        identity=identity,
         rank=identity.rank,
-        rank_source=identity.source,
-        claims=identity.claims,
-        world_size=identity.world_size,
-        backend=identity.backend,
-        device_name=identity.device_name,
-        host=identity.host,
-        process=identity.process,
         on_cpu=activity.on_cpu,
         span=activity.window,
         steps=activity.steps,

@@ -1,11 +1,14 @@
-"""Bytes of a trace whatever they are packed in: plain, gzip (several members, packed twice), zstd; told by the first bytes, never by a name."""
+"""Bytes of a trace whatever they are packed in: plain, gzip (several members, packed twice), zstd.
+
+The first bytes tell, never the file's name.
+"""
 
 from __future__ import annotations
 
 import io
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, BinaryIO
 
 GZIP, ZSTD, BOM = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xef\xbb\xbf"
@@ -88,9 +91,11 @@ class _Counted(io.RawIOBase):
         self.taken = 0
 
     def readable(self) -> bool:
+        """Always."""
         return True
 
     def readinto(self, target: Any) -> int:
+        """Fill the start of ``target``; 0 at the end."""
         if hasattr(self._raw, "readinto"):
             count = self._raw.readinto(target) or 0
         else:
@@ -101,6 +106,7 @@ class _Counted(io.RawIOBase):
         return count
 
     def close(self) -> None:
+        """Close this layer and what is below it."""
         if not self.closed:
             self._raw.close()
         super().close()
@@ -109,8 +115,9 @@ class _Counted(io.RawIOBase):
 class Gunzip(io.RawIOBase):
     """Members of a gzip stream, one after the other; with ``threaded`` unpacked on a thread of its own, a few blocks ahead.
 
-    A damage ends the stream, behind everything that could be unpacked before it, and is told to ``damaged``; the readers of the gzip and isal
-    modules raise instead, and what a buffer held by then is lost. Bytes behind the last member that start no other are ignored, as gzip does.
+    A damage ends the stream, behind everything that could be unpacked before it, and is told to ``damaged``; the readers of the
+    gzip and isal modules raise instead, and what a buffer held by then is lost. Bytes behind the last member that start no other
+    are ignored, as gzip does.
     """
 
     _BLOCK = 1 << 20
@@ -120,12 +127,14 @@ class Gunzip(io.RawIOBase):
         self._packed = packed
         self._damaged = damaged
         self._rest = memoryview(b"")
-        self._blocks: Iterator[bytes] = self._ahead(self._unpacked()) if threaded else self._unpacked()
+        self._blocks: Generator[bytes, None, None] = self._ahead(self._unpacked()) if threaded else self._unpacked()
 
     def readable(self) -> bool:
+        """Always."""
         return True
 
     def readinto(self, target: Any) -> int:
+        """Fill the start of ``target``; 0 at the end."""
         if not len(self._rest):
             self._rest = memoryview(next(self._blocks, b""))
         count = min(len(target), len(self._rest))
@@ -133,7 +142,7 @@ class Gunzip(io.RawIOBase):
         self._rest = self._rest[count:]
         return count
 
-    def _unpacked(self) -> Iterator[bytes]:
+    def _unpacked(self) -> Generator[bytes, None, None]:
         from isal import isal_zlib
 
         data = b""
@@ -151,7 +160,7 @@ class Gunzip(io.RawIOBase):
                     return
                 try:
                     block = member.decompress(data, 4 * self._BLOCK)
-                except isal_zlib.error as error:
+                except isal_zlib.error as error:  # type: ignore[misc]
                     self._damaged(_reason(error))
                     return
                 data = member.unconsumed_tail
@@ -159,7 +168,7 @@ class Gunzip(io.RawIOBase):
                     yield block
             data = member.unused_data
 
-    def _ahead(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
+    def _ahead(self, blocks: Iterator[bytes]) -> Generator[bytes, None, None]:
         """The same blocks, made by a thread."""
         ready: queue.Queue[bytes | None] = queue.Queue(self._AHEAD)
         stop = threading.Event()
@@ -184,8 +193,9 @@ class Gunzip(io.RawIOBase):
             thread.join()
 
     def close(self) -> None:
+        """Close this layer and what is below it."""
         if not self.closed:
-            self._blocks.close()  # type: ignore[attr-defined]
+            self._blocks.close()
             self._packed.close()
         super().close()
 
@@ -197,13 +207,15 @@ class Unzstd(io.RawIOBase):
         import zstandard
 
         self._inner = zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True)
-        self._error = zstandard.ZstdError
+        self._error: type[Exception] = zstandard.ZstdError
         self._damaged = damaged
 
     def readable(self) -> bool:
+        """Always."""
         return True
 
     def readinto(self, target: Any) -> int:
+        """Fill the start of ``target``; 0 at the end."""
         try:
             return int(self._inner.readinto(target) or 0)
         except self._error as error:
@@ -211,8 +223,9 @@ class Unzstd(io.RawIOBase):
             return 0
 
     def close(self) -> None:
+        """Close this layer and what is below it."""
         if not self.closed:
-            self._inner.close()
+            self._inner.close()  # type: ignore[no-untyped-call]
         super().close()
 
 

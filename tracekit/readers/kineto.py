@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from tracekit.readers.worker import Block, Worker
 
 _DEVICE = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
+#: Events that say nothing of the program: names of threads, the profiler's own span and its instants.
+_NOTHING_HAPPENED = [int(c) for c in (Category.METADATA, Category.TRACE, Category.OTHER)]
 _REMEDY = "give a trace written by torch.profiler (export_chrome_trace or tensorboard_trace_handler)"
 
 
@@ -54,6 +56,8 @@ def read_trace(
         coverage.note(problem, "repaired")
     tables = table.finish(metadata, coverage)
     _note(coverage, events.outcome, text.damage, table)
+    if np.isin(tables.category, _NOTHING_HAPPENED).all() and not (tables.phase == ord("X")).any():
+        raise InputError(f"{clean(source.name)} holds no events, only their metadata", "profile at least one active step")
     if events.outcome.bare_list:
         _read_as_autograd(tables)
     return tables
@@ -94,10 +98,12 @@ def _note(coverage: Coverage, outcome: Outcome, damage: str, table: _Assembly) -
     cut = repairs.pop("truncated", 0)
     for sentence in tolerant.sentences(repairs):
         coverage.note(sentence, "repaired")
-    if counts[scan.COMMAS]:
-        coverage.note(f"{int(counts[scan.COMMAS])} trailing commas were ignored (a comma before a closing bracket)", "repaired")
-    if counts[scan.DUPLICATES]:
-        coverage.note(f"{int(counts[scan.DUPLICATES])} events have a key twice: the last value is used, for a stream the row's tid", "repaired")
+    commas, twice = int(counts[scan.COMMAS]), int(counts[scan.DUPLICATES])
+    if commas:
+        coverage.note(f"{commas} trailing {_plural(commas, 'comma was', 'commas were')} ignored (before a closing bracket)", "repaired")
+    if twice:
+        events = _plural(twice, "event has", "events have")
+        coverage.note(f"{twice} {events} a key twice: the last value is used, for a stream the row's tid", "repaired")
     for key in ("utf8", "literal"):
         if table.odd_strings[key]:
             coverage.note(tolerant.sentence(key, table.odd_strings[key]), "repaired")
@@ -108,6 +114,10 @@ def _note(coverage: Coverage, outcome: Outcome, damage: str, table: _Assembly) -
         coverage.note(f"the file is truncated{why}: the {coverage.events + coverage.arrows} events before the cut are used", "truncated")
     elif damage:
         coverage.note(f"{damage} after the end of the trace", "repaired")
+
+
+def _plural(count: int, one: str, many: str) -> str:
+    return one if count == 1 else many
 
 
 class _Assembly:

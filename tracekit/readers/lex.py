@@ -1,12 +1,13 @@
 """Compiled steps over JSON bytes: white space, strings, values, numbers.
 
-Buffers are passed as integer addresses: an array handed to a compiled function that is not inlined costs atomic reference counts, which made
-the whole scan more than twice as slow.
+Buffers are passed as integer addresses: an array handed to a compiled function that is not inlined costs atomic reference
+counts, which made the whole scan more than twice as slow.
 
-Why nothing is read outside a buffer. Every function gets ``end``, the offset behind the last byte of text, and is only called on a buffer
-that goes on for at least PAD zero bytes after ``end`` (stream.py allocates them so). Loops read at offsets below ``end`` only, at most 32
-bytes at once, so below ``end + 32``; the digit loops of ``number`` read one byte at a time and stop at the first zero, which is at ``end``
-at the latest. No function returns an offset beyond ``end + 1``. Nothing here writes.
+Why nothing is read outside a buffer. Every function gets ``end``, the offset behind the last byte of text, and is only called
+on a buffer that goes on for at least PAD zero bytes after ``end`` (stream.py and worker.padded allocate them so). Loops read at
+offsets below ``end`` only, at most 32 bytes at once, so below ``end + 32``; the digit loops of ``number`` read one byte at a time
+and stop at the first zero, which is at ``end`` at the latest. No function returns an offset beyond ``end + 1``. Nothing here
+writes.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def _lowest_bit(_context: Any, _mask: Any) -> Any:
     return types.intp(types.uint32), code
 
 
-lowest_bit = _lowest_bit
+lowest_bit: Any = _lowest_bit
 
 
 @njit(inline="always", **COMPILED)
@@ -182,7 +183,7 @@ _LAST_TENTH = np.uint64(1844674407370955161)  # (2**64 - 1) // 10
 def _digits(text, i, value, limit, used):  # type: ignore[no-untyped-def]
     """Append decimal digits to ``value``, at most ``limit``: (value, offset, digits seen, first digit beyond the limit, overflow)."""
     seen = 0
-    beyond = 0
+    beyond = np.int64(0)
     overflow = used
     while True:
         d = np.int64(load8(text, i)) - ZERO
@@ -202,8 +203,8 @@ def _digits(text, i, value, limit, used):  # type: ignore[no-untyped-def]
 def number(text, i, end, scale):  # type: ignore[no-untyped-def]
     """A decimal number, bare or in quotes, times 10**scale as an exact integer: (value, offset behind it, 1 if it is a number).
 
-    Digits beyond the scale round half away from zero. scale 0: up to 64 bits without sign, as the bits of an int64; otherwise the result must
-    fit in an int64. NaN, Infinity, null, other text and numbers that do not fit give 0 as the third value.
+    Digits beyond the scale round half away from zero. scale 0: up to 64 bits without sign, as the bits of an int64; otherwise
+    the result must fit in an int64. NaN, Infinity, null, other text and numbers that do not fit give 0 as the third value.
     """
     begin = i
     quoted = load8(text, i) == QUOTE
@@ -214,7 +215,7 @@ def number(text, i, end, scale):  # type: ignore[no-untyped-def]
         i += 1
     value, i, whole, _, overflow = _digits(text, i, np.uint64(0), 1 << 40, 0)
     fraction = 0
-    beyond = 0
+    beyond = np.int64(0)
     if load8(text, i) == DOT:
         value, i, fraction, beyond, overflow = _digits(text, i + 1, value, scale, overflow)
     valid = whole > 0
@@ -273,13 +274,13 @@ def _with_exponent(text, i, scale):  # type: ignore[no-untyped-def]
     below = load8(text, i) == MINUS
     if below or load8(text, i) == PLUS:
         i += 1
-    exponent = 0
+    exponent = np.int64(0)
     while load8(text, i) >= ZERO and load8(text, i) <= ZERO + 9:
         if exponent < 10000:
             exponent = exponent * 10 + np.int64(load8(text, i)) - ZERO
         i += 1
     shift = (-exponent if below else exponent) - point + dropped + scale
-    beyond = 0
+    beyond = np.int64(0)
     while shift < 0 and (mantissa or beyond):
         beyond = np.int64(mantissa % np.uint64(10))
         mantissa //= np.uint64(10)

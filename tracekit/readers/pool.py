@@ -1,8 +1,8 @@
 """One pool of distinct strings, keyed by their raw bytes: a name that occurs a million times is stored, hashed and decoded once.
 
-Compiled code puts strings in and gets codes; Python takes them out. Arrays are grown by Python when compiled code says that they are full, so
-compiled code never writes beyond them: before it adds a string it checks the number of entries, the load of the hash table and the room
-left in the arena (length + PAD).
+Compiled code puts strings in and gets codes; Python takes them out. Arrays are grown by Python when compiled code says that they
+are full, so compiled code never writes beyond them: before it adds a string it checks the number of entries, the load of the hash
+table and the room left in the arena (length + PAD).
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ def intern(text, start, length, kind, table, hashes, entries, arena, used):  # t
         code = table[place]
         if code < 0:
             break
-        if hashes[place] == h and entries[LENGTH, code] == length and entries[KIND, code] == kind:
-            if same_bytes(text, start, arena.ctypes.data, entries[OFFSET, code], length):
-                return np.int64(code)
+        known = hashes[place] == h and entries[LENGTH, code] == length and entries[KIND, code] == kind
+        if known and same_bytes(text, start, arena.ctypes.data, entries[OFFSET, code], length):
+            return np.int64(code)
         place = (place + np.uint64(1)) & mask
     code = used[0]
     offset = used[1]
@@ -145,7 +145,7 @@ class Pool:
     def since(self, code: int) -> Iterator[tuple[int, bytes]]:
         """(kind, raw bytes) of every entry from ``code`` on."""
         count = int(self.used[0])
-        raw = memoryview(self.arena)
+        raw = memoryview(self.arena.data)
         offsets, lengths, kinds = (self.entries[row, code:count].tolist() for row in (OFFSET, LENGTH, KIND))
         for offset, length, kind in zip(offsets, lengths, kinds, strict=True):
             yield kind, bytes(raw[offset : offset + length])

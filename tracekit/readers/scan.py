@@ -126,7 +126,7 @@ def _key(text, start, length, table, keys, places):  # type: ignore[no-untyped-d
 
 @njit(**COMPILED)
 def _text_code(text, i, end, table, hashes, entries, arena, used, as_json):  # type: ignore[no-untyped-def]
-    """Code of the value at ``i`` and the offset behind it: a string's content, or the raw text of anything else (always with ``as_json``)."""
+    """Code of the value at ``i`` and the offset behind it: a string's content; the raw text of anything else, and with ``as_json``."""
     if load8(text, i) == QUOTE and not as_json:
         j, escaped = end_of_string(text, i + 1, end)
         if j >= end:
@@ -144,7 +144,8 @@ def _lane(pid, tid, lanes, lane_table, counters, previous):  # type: ignore[no-u
     if previous >= 0 and lanes[0, previous] == pid and lanes[1, previous] == tid:
         return previous
     mask = lane_table.size - 1
-    place = np.int64((np.uint64(pid) * np.uint64(0x9E3779B97F4A7C15) ^ np.uint64(tid) * np.uint64(0xC2B2AE3D27D4EB4F)) >> np.uint64(40)) & mask
+    mixed = np.uint64(pid) * np.uint64(0x9E3779B97F4A7C15) ^ np.uint64(tid) * np.uint64(0xC2B2AE3D27D4EB4F)
+    place = np.int64(mixed >> np.uint64(40)) & mask
     while True:
         lane = lane_table[place]
         if lane < 0:
@@ -163,7 +164,7 @@ def _lane(pid, tid, lanes, lane_table, counters, previous):  # type: ignore[no-u
 
 
 @njit(**COMPILED)
-def scan_events(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - one compiled pass, its state is its arguments
+def scan_events(  # type: ignore[no-untyped-def]
     buffer,
     position,
     end,
@@ -452,10 +453,10 @@ def find_events(buffer, start, end):  # type: ignore[no-untyped-def]
 
 @njit(**COMPILED)
 def _is_trace_events(text, i):  # type: ignore[no-untyped-def]
+    same = True
     for k, c in enumerate((116, 114, 97, 99, 101, 69, 118, 101, 110, 116, 115)):
-        if load8(text, i + k) != c:
-            return False
-    return True
+        same &= load8(text, i + k) == c
+    return same
 
 
 def category_table() -> Any:

@@ -1,8 +1,8 @@
 """The text of a trace through a few parsing threads, in bounded memory, in the order of the file.
 
-The reader cuts the text into buffers at what looks like the start of an event. That is a guess (a string may hold such text), so a parsed
-buffer counts only if the one before it ended exactly there; otherwise its result is thrown away and the text is parsed again, joined to what
-was left over. Guesses that fail, and events that are no JSON, so cost time, never rows.
+The reader cuts the text into buffers at what looks like the start of an event. That is a guess (a string may hold such text), so
+a parsed buffer counts only if the one before it ended exactly there; otherwise its result is thrown away and the text is parsed
+again, joined to what was left over. Guesses that fail, and events that are no JSON, so cost time, never rows.
 """
 
 from __future__ import annotations
@@ -234,11 +234,9 @@ def _last_start(text: memoryview) -> int:
     window = 1 << 14
     while True:
         low = max(0, len(text) - window)
-        last = None
-        for last in _START.finditer(text[low:]):
-            pass
-        if last is not None:
-            return low + last.start(1)
+        starts = [found.start(1) for found in _START.finditer(text[low:])]
+        if starts:
+            return low + starts[-1]
         if low == 0:
             return 0
         window *= 8
