@@ -7,7 +7,7 @@ Why nothing is read outside a buffer. Every function gets ``end``, the offset be
 on a buffer that goes on for at least PAD zero bytes after ``end`` (stream.py and worker.padded allocate them so). Loops read at
 offsets below ``end`` only, at most 32 bytes at once, so below ``end + 32``; the digit loops of ``number`` read one byte at a time
 and stop at the first zero, which is at ``end`` at the latest. No function returns an offset beyond ``end + 1``. Nothing here
-writes.
+writes by itself: the stores are for pool.py, which argues for its own.
 """
 
 from __future__ import annotations
@@ -47,8 +47,27 @@ def _loader(bits: int, returned: Any) -> Any:
     return intrinsic(typing)
 
 
+def _storer(bits: int, stored: Any) -> Any:
+    """A compiled unaligned store of ``bits`` at address + offset."""
+
+    def typing(_context: Any, _address: Any, _offset: Any, _value: Any) -> Any:
+        def code(compiler: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            pointer = builder.inttoptr(builder.add(args[0], args[1]), ir.IntType(bits).as_pointer())
+            builder.store(args[2], pointer).align = 1
+            return compiler.get_dummy_value()
+
+        return types.none(types.intp, types.intp, stored), code
+
+    return intrinsic(typing)
+
+
 load8 = _loader(8, types.uint8)
+load32 = _loader(32, types.int32)
 load64 = _loader(64, types.uint64)
+load_int64 = _loader(64, types.int64)
+store32 = _storer(32, types.int32)
+store64 = _storer(64, types.uint64)
+store_int64 = _storer(64, types.int64)
 
 
 def _masker(test: Callable[[Any, Any], Any]) -> Any:

@@ -2,7 +2,8 @@
 
 Compiled code puts strings in and gets codes; Python takes them out. Arrays are grown by Python when compiled code says that they
 are full, so compiled code never writes beyond them: before it adds a string it checks the number of entries, the load of the hash
-table and the room left in the arena (length + PAD).
+table and the room left in the arena (length + PAD: strings are copied eight bytes at a time). A code is below the number of entries
+and a place below the size of the table, so the loads stay inside too.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from tracekit.readers.lex import COMPILED, PAD, load8, load64
+from tracekit.readers.lex import COMPILED, PAD, load32, load64, load_int64, store32, store64, store_int64
 
 #: Kinds of entries: text without escapes, text with escapes, the raw text of a value that is not a string.
 PLAIN, ESCAPED, RAW = 0, 1, 2
@@ -63,34 +64,58 @@ def same_bytes(one, i, other, j, length):  # type: ignore[no-untyped-def]
     return length == 0 or _first_bytes(load64(one, i) ^ load64(other, j), length) == np.uint64(0)
 
 
+@njit(inline="always", **COMPILED)
+def addresses(table, hashes, entries, arena, used):  # type: ignore[no-untyped-def]
+    """What ``intern`` needs of a pool, as plain integers (see lex.py on arrays as arguments)."""
+    return (
+        table.ctypes.data,
+        table.size,
+        hashes.ctypes.data,
+        entries.ctypes.data,
+        entries.shape[1],
+        arena.ctypes.data,
+        arena.size,
+        used.ctypes.data,
+    )
+
+
 @njit(**COMPILED)
-def intern(text, start, length, kind, table, hashes, entries, arena, used):  # type: ignore[no-untyped-def]
-    """Code of a string, new or known; -1 when the pool must grow first. ``used``: [entries, arena bytes]."""
-    mask = np.uint64(table.size - 1)
+def intern(text, start, length, kind, pool):  # type: ignore[no-untyped-def]
+    """Code of a string, new or known; -1 when the pool must grow first. ``pool``: see ``addresses``."""
+    table, slots, hashes, entries, capacity, arena, room, used = pool
+    mask = np.uint64(slots - 1)
     h = hash_bytes(text, start, length, kind)
-    place = h & mask
+    place = np.int64(h & mask)
     while True:
-        code = table[place]
+        code = np.int64(load32(table, 4 * place))
         if code < 0:
             break
-        known = hashes[place] == h and entries[LENGTH, code] == length and entries[KIND, code] == kind
-        if known and same_bytes(text, start, arena.ctypes.data, entries[OFFSET, code], length):
-            return np.int64(code)
-        place = (place + np.uint64(1)) & mask
-    code = used[0]
-    offset = used[1]
-    if code * 2 >= table.size or code >= entries.shape[1] or offset + length + PAD > arena.size:
+        if load64(hashes, 8 * place) == h:
+            offset = load_int64(entries, 8 * code)
+            known = load_int64(entries, 8 * (capacity + code)) == length and load_int64(entries, 8 * (2 * capacity + code)) == kind
+            if known and same_bytes(text, start, arena, offset, length):
+                return code
+        place = np.int64((np.uint64(place) + np.uint64(1)) & mask)
+    code = load_int64(used, 0)
+    offset = load_int64(used, 8)
+    if code * 2 >= slots or code >= capacity or offset + length + PAD > room:
         return np.int64(-1)
-    for k in range(length):
-        arena[offset + k] = load8(text, start + k)
-    entries[OFFSET, code] = offset
-    entries[LENGTH, code] = length
-    entries[KIND, code] = kind
-    table[place] = code
-    hashes[place] = h
-    used[0] = code + 1
-    used[1] = offset + length
-    return np.int64(code)
+    for k in range(0, length, 8):
+        store64(arena, offset + k, load64(text, start + k))
+    store_int64(entries, 8 * code, offset)
+    store_int64(entries, 8 * (capacity + code), length)
+    store_int64(entries, 8 * (2 * capacity + code), kind)
+    store32(table, 4 * place, np.int32(code))
+    store64(hashes, 8 * place, h)
+    store_int64(used, 0, code + 1)
+    store_int64(used, 8, offset + length)
+    return code
+
+
+@njit(**COMPILED)
+def intern_one(text, length, table, hashes, entries, arena, used):  # type: ignore[no-untyped-def]
+    """``intern`` of a plain string, for Python."""
+    return intern(text, 0, length, PLAIN, addresses(table, hashes, entries, arena, used))
 
 
 @njit(**COMPILED)
@@ -122,14 +147,14 @@ class Pool:
 
     @property
     def arrays(self) -> tuple[Any, ...]:
-        """Arguments of ``intern`` after the string."""
+        """Arguments of ``addresses``."""
         return self.table, self.hashes, self.entries, self.arena, self.used
 
     def add(self, raw: bytes) -> int:
         """Code of a plain string."""
         buffer = np.zeros(len(raw) + PAD, np.uint8)
         buffer[: len(raw)] = np.frombuffer(raw, np.uint8)
-        return int(intern(buffer.ctypes.data, 0, len(raw), PLAIN, *self.arrays))
+        return int(intern_one(buffer.ctypes.data, len(raw), *self.arrays))
 
     def grow(self, room: int) -> None:
         """Twice the entries, and an arena with ``room`` more bytes to spare."""

@@ -29,10 +29,12 @@ from tracekit.readers.lex import (
     end_of_string,
     end_of_value,
     load8,
+    load64,
+    load_int64,
     number,
     skip_space,
 )
-from tracekit.readers.pool import ESCAPED, PLAIN, RAW, hash_bytes, intern, same_bytes
+from tracekit.readers.pool import ESCAPED, PLAIN, RAW, addresses, intern, same_bytes
 from tracekit.trace.events import CATEGORY_NAMES, SIDE_COLUMNS, Category
 from tracekit.units import NULL, NULL32
 
@@ -93,56 +95,71 @@ class Spec:
         self.target = np.array([row[1:] for row in rows], np.int64).T.copy()
 
 
-def _key_table(keys: Iterable[str]) -> tuple[Any, Any, Any]:
-    """(hash table of key numbers, their padded bytes one after the other, [offset, length] of each)."""
+def _key_table(keys: Iterable[str]) -> Any:
+    """(hash table of 512 slots, each the number of a key or -1; per key its length and the offset of its padded bytes in the same array)."""
     texts = [key.encode() for key in keys]
-    table = np.full(512, -1, np.int32)
-    places = np.zeros((2, len(texts)), np.int64)
-    buffer = np.zeros(sum(len(t) + PAD for t in texts) + PAD, np.uint8)
-    at = 0
+    head = 512 + 2 * len(texts)
+    size = 8 * head + sum(len(t) + PAD for t in texts) + PAD
+    memory = np.zeros(size + 8, np.uint8)
+    numbers = memory[: 8 * head].view(np.int64)
+    numbers[:512] = -1
+    at = 8 * head
     for key, raw in enumerate(texts):
-        buffer[at : at + len(raw)] = np.frombuffer(raw, np.uint8)
-        places[:, key] = at, len(raw)
-        place = int(hash_bytes(buffer.ctypes.data, at, len(raw), 0)) & 511
-        while table[place] >= 0:
+        memory[at : at + len(raw)] = np.frombuffer(raw, np.uint8)
+        numbers[512 + 2 * key : 514 + 2 * key] = len(raw), at
+        place = int(key_hash(memory.ctypes.data, at, len(raw)))
+        while numbers[place] >= 0:
             place = (place + 1) & 511
-        table[place] = key
+        numbers[place] = key
         at += len(raw) + PAD
-    return table, buffer, places
+    return memory
 
 
 @njit(**COMPILED)
-def _key(text, start, length, table, keys, places):  # type: ignore[no-untyped-def]
-    """Number of a key; -1 for one that is not wanted."""
-    place = np.int64(hash_bytes(text, start, length, 0) & np.uint64(511))
+def key_hash(text, start, length):  # type: ignore[no-untyped-def]
+    """Slot of a key by its first and last eight bytes and its length (keys are few and short; equality is checked on all bytes)."""
+    head = load64(text, start)
+    tail = head
+    if length < 8:
+        head &= (np.uint64(1) << np.uint64(8 * length)) - np.uint64(1)
+        tail = head
+    else:
+        tail = load64(text, start + length - 8)
+    mixed = head * np.uint64(0x9E3779B97F4A7C15) ^ tail * np.uint64(0xC2B2AE3D27D4EB4F) ^ np.uint64(length) << np.uint64(55)
+    return np.int64((mixed ^ (mixed >> np.uint64(31))) & np.uint64(511))
+
+
+@njit(**COMPILED)
+def _key(text, start, length, keys):  # type: ignore[no-untyped-def]
+    """Number of a key in the table at address ``keys``; -1 for one that is not wanted."""
+    place = key_hash(text, start, length)
     while True:
-        key = table[place]
+        key = load_int64(keys, 8 * place)
         if key < 0:
             return np.int64(-1)
-        if places[1, key] == length and same_bytes(text, start, keys.ctypes.data, places[0, key], length):
-            return np.int64(key)
+        entry = 8 * (512 + 2 * key)
+        if load_int64(keys, entry) == length and same_bytes(text, start, keys, load_int64(keys, entry + 8), length):
+            return key
         place = (place + 1) & 511
 
 
 @njit(**COMPILED)
-def _text_code(text, i, end, table, hashes, entries, arena, used, as_json):  # type: ignore[no-untyped-def]
+def _text_code(text, i, end, pool, as_json):  # type: ignore[no-untyped-def]
     """Code of the value at ``i`` and the offset behind it: a string's content; the raw text of anything else, and with ``as_json``."""
     if load8(text, i) == QUOTE and not as_json:
         j, escaped = end_of_string(text, i + 1, end)
         if j >= end:
             return np.int64(0), end
-        return intern(text, i + 1, j - i - 1, ESCAPED if escaped else PLAIN, table, hashes, entries, arena, used), j + 1
+        return intern(text, i + 1, j - i - 1, ESCAPED if escaped else PLAIN, pool), j + 1
     j = end_of_value(text, i, end)
     if j >= end:
         return np.int64(0), end
-    return intern(text, i, j - i, RAW, table, hashes, entries, arena, used), j
+    return intern(text, i, j - i, RAW, pool), j
 
 
 @njit(**COMPILED)
-def _lane(pid, tid, lanes, lane_table, counters, previous):  # type: ignore[no-untyped-def]
-    """Number of the lane (pid, tid); -1 when the table of lanes is full. ``previous`` is tried first."""
-    if previous >= 0 and lanes[0, previous] == pid and lanes[1, previous] == tid:
-        return previous
+def _lane(pid, tid, lanes, lane_table, counters):  # type: ignore[no-untyped-def]
+    """Number of the lane (pid, tid); -1 when the table of lanes is full."""
     mask = lane_table.size - 1
     mixed = np.uint64(pid) * np.uint64(0x9E3779B97F4A7C15) ^ np.uint64(tid) * np.uint64(0xC2B2AE3D27D4EB4F)
     place = np.int64(mixed >> np.uint64(40)) & mask
@@ -168,12 +185,8 @@ def scan_events(  # type: ignore[no-untyped-def]
     buffer,
     position,
     end,
-    top_table,
     top_keys,
-    top_places,
-    arg_table,
-    arg_keys,
-    arg_places,
+    argument_keys,
     target,
     first,
     width,
@@ -198,6 +211,9 @@ def scan_events(  # type: ignore[no-untyped-def]
     capacity]: the row of each side row. An event that is not complete, or that did not fit, has left nothing behind.
     """
     text = buffer.ctypes.data
+    top = top_keys.ctypes.data
+    arguments = argument_keys.ctypes.data
+    pool = addresses(table, hashes, entries, arena, used)
     capacity = wide.shape[1]
     tables = side_used.size
     current = np.empty(tables, np.int64)
@@ -295,7 +311,7 @@ def scan_events(  # type: ignore[no-untyped-def]
                 break
             need_comma = True
             if not in_args:
-                key = _key(text, start, stop - start, top_table, top_keys, top_places)
+                key = _key(text, start, stop - start, top)
                 if key < 0:
                     i = end_of_value(text, i, end)
                 else:
@@ -320,7 +336,7 @@ def scan_events(  # type: ignore[no-untyped-def]
                     elif key == _PID or key == _TID:
                         value, j, valid = number(text, i, end, 0)
                         if not valid:
-                            code, j = _text_code(text, i, end, table, hashes, entries, arena, used, False)
+                            code, j = _text_code(text, i, end, pool, False)
                             if code < 0:
                                 status = POOL_FULL
                                 break
@@ -331,7 +347,7 @@ def scan_events(  # type: ignore[no-untyped-def]
                         else:
                             tid = value
                     else:
-                        code, i = _text_code(text, i, end, table, hashes, entries, arena, used, False)
+                        code, i = _text_code(text, i, end, pool, False)
                         if code < 0:
                             status = POOL_FULL
                             break
@@ -340,14 +356,14 @@ def scan_events(  # type: ignore[no-untyped-def]
                         else:
                             category_code = code
             else:
-                key = _key(text, start, stop - start, arg_table, arg_keys, arg_places)
+                key = _key(text, start, stop - start, arguments)
                 if key < 0:
                     i = end_of_value(text, i, end)
                 else:
                     what = target[0, key]
                     column = target[2, key]
                     if what == _STRING or what == _JSON:
-                        value, i = _text_code(text, i, end, table, hashes, entries, arena, used, what == _JSON)
+                        value, i = _text_code(text, i, end, pool, what == _JSON)
                         if value < 0:
                             status = POOL_FULL
                             break
@@ -381,11 +397,10 @@ def scan_events(  # type: ignore[no-untyped-def]
                 status = MORE
                 break
         if status < 0:
-            new_lane = _lane(pid, tid, lanes, lane_table, counters, lane)
-            if new_lane < 0:
-                status = ROWS_FULL
-            else:
-                lane = new_lane
+            if lane < 0 or lanes[0, lane] != pid or lanes[1, lane] != tid:
+                lane = _lane(pid, tid, lanes, lane_table, counters)
+                if lane < 0:
+                    status = ROWS_FULL
         is_arrow = phase == 115 or phase == 116 or phase == 102  # s, t, f
         if status >= 0 or is_arrow:
             for k in range(tables):
@@ -470,4 +485,4 @@ def rehash_lanes(lanes, lane_table, count):  # type: ignore[no-untyped-def]
     scratch = np.zeros(COUNTERS, np.int64)
     for lane in range(count):
         scratch[LANES] = lane
-        _lane(lanes[0, lane], lanes[1, lane], lanes, lane_table, scratch, np.int64(-1))
+        _lane(lanes[0, lane], lanes[1, lane], lanes, lane_table, scratch)
