@@ -1,0 +1,192 @@
+"""Operations of the job gathered into the rows of the collective table (collectives.py defines the quantities)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from tracekit.analyses._common import POINT_TO_POINT, codes, table
+from tracekit.analyses._groups import Spread, spread
+from tracekit.collectives.cost import busbw_factor
+from tracekit.job.model import Job
+from tracekit.trace.events import BoolArray, Int64Array
+from tracekit.units import NULL
+
+#: More sizes than this of one group, kind, purpose and element type are put into one row.
+MOST_SIZES = 64
+
+COLLECTIVES = table(
+    "collectives",
+    ("group", "int64", "", "index into job.groups; -1 unknown"),
+    ("stream", "int64", "", "device stream where the group is unknown; NULL elsewhere"),
+    ("axis", "str", "", "mesh axis; '' unknown"),
+    ("kind", "str", "", "collectives.kinds vocabulary"),
+    ("purpose", "str", "", "collectives.purpose vocabulary"),
+    ("dtype", "str", "", "element type; '' unknown"),
+    ("full_bytes", "int64", "bytes", "full tensor; NULL where not recorded, or where sizes differ too much"),
+    ("sizes", "int64", "", "different sizes in this row"),
+    ("sent_bytes", "int64", "bytes", "what one rank sends in one call; NULL unknown"),
+    ("count", "int64", "", "distinct collectives"),
+    ("operations", "int64", "", "operations of all ranks"),
+    ("matched", "int64", "", "of them, matched with other ranks"),
+    ("complete", "bool", "", "transfer comes from collectives seen on all their ranks"),
+    ("total_ns", "int64", "ns", "durations of all operations"),
+    ("transfer_ns", "float64", "ns", "median transfer; NaN unknown"),
+    ("transfer_total_ns", "int64", "ns", "transfer of all matches; 0 where none is known"),
+    ("algbw_gb_s", "float64", "GB/s", "NaN unknown"),
+    ("busbw_gb_s", "float64", "GB/s", "NaN unknown"),
+    ("matched_by", "str", "", "seq, order (also where some are matched by order) or none"),
+)
+
+
+@dataclass(frozen=True)
+class Keyed:
+    """Operations with the row each belongs to, and the first operation of each row."""
+
+    key: Int64Array
+    first: Int64Array
+    full: Int64Array
+    folded: BoolArray  # a row
+    sizes: Int64Array  # a row
+
+
+def _leaders(job: Job) -> Int64Array:
+    """For each operation the row that speaks for its match: the first in the table; itself where it is not matched."""
+    match = job.operations["match"].to_numpy()
+    own = np.arange(len(match), dtype=np.int64)
+    first = np.full(len(job.matches), len(match), np.int64)
+    np.minimum.at(first, match[match >= 0], own[match >= 0])
+    return np.where(match >= 0, first[np.maximum(match, 0)] if len(first) else own, own)
+
+
+def keys(job: Job) -> Keyed:
+    """Members of one match share a row even where ranks spell its size, type or purpose differently."""
+    operations = job.operations
+    leader = _leaders(job)
+    match = operations["match"].to_numpy()
+    full = operations["full_bytes"].to_numpy().copy()
+    if len(job.matches):
+        full[match >= 0] = job.matches["full_bytes"].to_numpy()[match[match >= 0]]
+    kind, kinds = codes(operations["kind"])
+    p2p = np.isin(kind, [i for i, text in enumerate(kinds) if text in ("send", "recv")])
+    kind = np.where(p2p, kind, kind[leader])
+    group = operations["group"].to_numpy()[leader].astype(np.int64)
+    stream = np.where(group < 0, operations["stream"].to_numpy()[leader].astype(np.int64), NULL)
+    columns = [group, stream, kind, codes(operations["purpose"])[0][leader], codes(operations["dtype"])[0][leader]]
+    coarse = _distinct(*columns)
+    sizes = pd.DataFrame({"key": coarse, "full": full}).groupby("key")["full"].nunique().to_numpy().astype(np.int64)
+    folded = sizes > MOST_SIZES
+    shown = np.where(folded[coarse], NULL, full) if len(full) else full
+    key = _distinct(coarse, shown)
+    _, first = np.unique(key, return_index=True)
+    return Keyed(key, first.astype(np.int64), full, folded[coarse[first]], np.where(folded[coarse[first]], sizes[coarse[first]], 1))
+
+
+def _distinct(*columns: Int64Array) -> Int64Array:
+    """A number for each distinct combination of the columns."""
+    frame = pd.DataFrame({str(i): column for i, column in enumerate(columns)})
+    return frame.groupby(list(frame.columns), sort=False).ngroup().to_numpy().astype(np.int64)
+
+
+def _pairs(job: Job, key: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Each (match, row) once: a send and its recv are one match in two rows."""
+    match = job.operations["match"].to_numpy().astype(np.int64)
+    found = match >= 0
+    width = int(key.max(initial=0)) + 1
+    pairs = np.unique(match[found] * width + key[found])
+    return pairs // width, pairs % width
+
+
+def transfers(job: Job, keyed: Keyed, count: int) -> tuple[Spread, BoolArray, Int64Array]:
+    """(transfer of each row, whether it comes from complete matches, bytes moved in those matches or NULL)."""
+    match, key = _pairs(job, keyed.key)
+    transfer = job.matches["transfer_ns"].to_numpy()[match]
+    whole = job.matches["complete"].to_numpy()[match]
+    measured = transfer != NULL
+    complete = np.zeros(count, np.bool_)
+    complete[key[measured & whole]] = True
+    chosen = measured & (whole | ~complete[key])
+    full = job.matches["full_bytes"].to_numpy()[match]
+    moved = np.zeros(count, np.int64)
+    np.add.at(moved, key[chosen & (full != NULL)], full[chosen & (full != NULL)])
+    moved[key[chosen & (full == NULL)]] = NULL
+    return spread(key[chosen], transfer[chosen], count), complete, moved
+
+
+def _counts(job: Job, keyed: Keyed, count: int) -> Int64Array:
+    """Distinct collectives of each row (see the module)."""
+    operations = job.operations
+    _, key = _pairs(job, keyed.key)
+    result = np.bincount(key, minlength=count).astype(np.int64)
+    alone = operations["match"].to_numpy() < 0
+    own = (operations["seq"].to_numpy() != NULL) | operations["kind"].isin(POINT_TO_POINT).to_numpy()
+    result += np.bincount(keyed.key[alone & own], minlength=count)
+    rest = pd.DataFrame({"key": keyed.key, "rank": operations["rank"].to_numpy()})[alone & ~own]
+    most = rest.groupby(["key", "rank"]).size().groupby("key").max()
+    result[most.index.to_numpy(np.int64)] += most.to_numpy()
+    return result
+
+
+def rows(
+    job: Job, keyed: Keyed, duration: Spread, transfer: Spread, complete: BoolArray, moved: Int64Array
+) -> pd.DataFrame:
+    """The table COLLECTIVES."""
+    operations = job.operations
+    count = len(keyed.first)
+    if not count:
+        return COLLECTIVES.empty()
+    head = operations.iloc[keyed.first]
+    group = head["group"].to_numpy().astype(np.int64)
+    sent = np.full(count, NULL, np.int64)
+    np.maximum.at(sent, keyed.key, operations["sent_bytes"].to_numpy())
+    match = operations["match"].to_numpy()
+    matched = np.bincount(keyed.key[match >= 0], minlength=count)
+    by_order = np.zeros(count, np.bool_)
+    if len(job.matches):
+        weak = (job.matches["matched_by"] == "order").to_numpy()
+        by_order[keyed.key[match >= 0][weak[match[match >= 0]]]] = True
+    full = np.where(keyed.folded, NULL, keyed.full[keyed.first])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        single = np.where((full != NULL) & (transfer.median > 0), full / transfer.median, np.nan)
+        several = np.where((moved != NULL) & (moved > 0) & (transfer.total > 0), moved / transfer.total, np.nan)
+    algbw = np.where(keyed.folded, several, single)
+    sizes = [2 if k in ("send", "recv") else job.groups[int(g)].size if g >= 0 else 0 for k, g in zip(head["kind"], group, strict=True)]
+    factors = [busbw_factor(str(kind), size) if size > 1 else None for kind, size in zip(head["kind"], sizes, strict=True)]
+    factor = np.array([np.nan if value is None else value for value in factors])
+    return COLLECTIVES.frame(
+        {
+            "group": group,
+            "stream": np.where(group < 0, head["stream"].to_numpy().astype(np.int64), NULL),
+            "axis": head["axis"].astype("str").to_numpy(),
+            "kind": head["kind"].astype("str").to_numpy(),
+            "purpose": head["purpose"].astype("str").to_numpy(),
+            "dtype": head["dtype"].astype("str").to_numpy(),
+            "full_bytes": full,
+            "sizes": keyed.sizes,
+            "sent_bytes": np.where(keyed.folded, NULL, sent),
+            "count": _counts(job, keyed, count),
+            "operations": duration.count,
+            "matched": matched,
+            "complete": complete,
+            "total_ns": duration.total,
+            "transfer_ns": transfer.median,
+            "transfer_total_ns": transfer.total,
+            "algbw_gb_s": algbw,
+            "busbw_gb_s": algbw * factor,
+            "matched_by": np.where(matched == 0, "none", np.where(by_order, "order", "seq")),
+        }
+    )
+
+
+def waits(job: Job, key: Int64Array, count: int) -> list[dict[int, int]]:
+    """rank -> sum of its waits, for each row."""
+    wait = job.operations["wait_ns"].to_numpy()
+    found = wait != NULL
+    frame = pd.DataFrame({"key": key[found], "rank": job.operations["rank"].to_numpy()[found], "wait": wait[found]})
+    result: list[dict[int, int]] = [{} for _ in range(count)]
+    sums = frame.groupby(["key", "rank"], as_index=False)["wait"].sum()
+    for row, rank, total in zip(sums["key"].tolist(), sums["rank"].tolist(), sums["wait"].tolist(), strict=True):
+        result[row][rank] = total
+    return result

@@ -1,0 +1,186 @@
+"""What several analyses share: the steps of a window, the joined operations of a window, names, integers on their way out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from tracekit.job.activity import Window
+from tracekit.job.model import Job
+from tracekit.schema import Column, Schema
+from tracekit.trace.events import Int64Array, RankTables
+from tracekit.trace.steps import Steps
+from tracekit.units import NS_PER_US, NULL
+
+#: How an axis that is not known is called wherever it leaves tracekit.
+UNKNOWN_AXIS = "unknown"
+POINT_TO_POINT = ("send", "recv", "send_recv")
+
+
+def table(name: str, *columns: tuple[str, str, str, str]) -> Schema:
+    """A schema from (column, dtype, unit, meaning)."""
+    return Schema(name, tuple(Column(*column) for column in columns))
+
+
+#: The first columns of every table with one row a rank and step.
+STEP_COLUMNS = (
+    ("rank", "int32", "", "global rank"),
+    ("window", "int32", "", "index into job.windows"),
+    ("step", "int64", "", "number of the step; NULL where the trace marks none and its whole window counts as one"),
+    ("step_ns", "int64", "ns", "length of the step on the host's clock"),
+)
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """The steps of one window on its own clock. ``number`` is NULL for the whole window of a trace that marks no steps."""
+
+    number: Int64Array
+    start: Int64Array
+    end: Int64Array
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+
+def step_times(steps: Steps, span: tuple[int, int]) -> StepTimes:
+    """Marked steps; one step over ``span`` where the trace marks none; nothing where ``--steps`` left none of them."""
+    if len(steps) or steps.source != "none":
+        return StepTimes(steps.number, steps.start, steps.end)
+    bounds = [np.array([edge], np.int64) for edge in span]
+    return StepTimes(np.array([NULL], np.int64), bounds[0], bounds[1])
+
+
+def whole(window: Window) -> bool:
+    """False for a file that ends in the middle: what its steps lack cannot be told, so no sum over a step of it is given."""
+    return window.coverage.status != "truncated"
+
+
+def by_step(job: Job, analysis: str) -> Iterator[tuple[int, Window, StepTimes, Any]]:
+    """(window index, window, its steps, what reduce() returned) of each window in which the analysis found device work."""
+    for _, index, reduced in job.reduced(analysis):
+        if reduced is not None:
+            window = job.windows[index]
+            yield index, window, step_times(window.steps, window.span), reduced
+
+
+def step_frame(schema: Schema, job: Job, analysis: str, columns: Sequence[str]) -> pd.DataFrame:
+    """One row a rank and step: STEP_COLUMNS, then ``columns``, attributes of what reduce() returned (one entry a step).
+
+    Sums of truncated windows are NULL.
+    """
+    data: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in schema.names}
+    for index, window, times, reduced in by_step(job, analysis):
+        size = len(times)
+        data["rank"].append(np.full(size, window.rank, np.int32))
+        data["window"].append(np.full(size, index, np.int32))
+        data["step"].append(times.number)
+        data["step_ns"].append(times.end - times.start)
+        for name in columns:
+            data[name].append(getattr(reduced, name) if whole(window) else np.full(size, NULL, np.int64))
+    if not data["rank"]:
+        return schema.empty()
+    return schema.frame({name: np.concatenate(parts) for name, parts in data.items()})
+
+
+def measured(frame: pd.DataFrame, column: str) -> pd.DataFrame:
+    """The rows in which a column is known."""
+    return frame[frame[column] != NULL]
+
+
+class WindowOperations:
+    """Rows of ``job.operations`` of each window, in the order of its local operations."""
+
+    def __init__(self, job: Job) -> None:
+        window = job.operations["window"].to_numpy()
+        self._order = np.lexsort((job.operations["local"].to_numpy(), window))
+        self._bounds = np.searchsorted(window[self._order], np.arange(len(job.windows) + 1))
+
+    def rows(self, window: int) -> Int64Array:
+        """Rows of one window: entry i belongs to its local operation i."""
+        return self._order[self._bounds[window] : self._bounds[window + 1]].astype(np.int64)
+
+
+def codes(column: pd.Series[Any]) -> tuple[npt.NDArray[np.int64], list[str]]:
+    """A text column as (codes, texts)."""
+    found = pd.Categorical(column)
+    return found.codes.astype(np.int64), [str(text) for text in found.categories]
+
+
+def axes(job: Job) -> tuple[npt.NDArray[np.int64], list[str]]:
+    """The axis of each row of ``job.operations`` as (codes, names), the empty name spelled ``unknown``."""
+    found, texts = codes(job.operations["axis"])
+    names = [text or UNKNOWN_AXIS for text in texts]
+    distinct = list(dict.fromkeys(names))
+    place = np.array([distinct.index(name) for name in names] or [0], np.int64)
+    return place[found] if len(found) else found, distinct
+
+
+def coded(numbers: npt.NDArray[np.int64], names: Sequence[str]) -> pd.Categorical[str]:
+    """Codes with their names as a categorical."""
+    return pd.Categorical.from_codes(numbers, categories=pd.Index(list(names), dtype="str"))
+
+
+def us(ns: int | float | None) -> float | None:
+    """Nanoseconds as microseconds; None and NULL stay None, and so does a mean of nothing (NaN)."""
+    return None if ns is None or ns == NULL or ns != ns else float(ns) / NS_PER_US
+
+
+def us_column(ns: pd.Series[Any] | Int64Array) -> npt.NDArray[np.float64]:
+    """A column of nanoseconds as microseconds for a reader; NULL becomes NaN."""
+    values = np.asarray(ns)
+    return np.where(values == NULL, np.nan, values / NS_PER_US)
+
+
+def known(value: int) -> int | None:
+    """None for NULL."""
+    return None if value == NULL else int(value)
+
+
+def records(frame: pd.DataFrame, columns: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Rows for JSON: ``columns`` maps a JSON key to a column; columns that end in ``_ns`` become microseconds, NULL becomes None."""
+    lists: list[list[Any]] = []
+    for column in columns.values():
+        convert = us if column.endswith("_ns") else _plain
+        lists.append([convert(value) for value in frame[column].tolist()])
+    return [dict(zip(columns, row, strict=True)) for row in zip(*lists, strict=True)]
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, int) and value == NULL else value
+
+
+def mean_by_rank(frame: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+    """Mean over the measured steps of each rank [ns], indexed by rank."""
+    return measured(frame, columns[0]).groupby("rank")[list(columns)].mean()
+
+
+def rank_labels(ranks: Sequence[int] | pd.Index[Any]) -> list[str]:
+    """``rank 3`` for each."""
+    return [f"rank {rank}" for rank in ranks]
+
+
+def a_step(frame: pd.DataFrame) -> str:
+    """``a step``, or ``the recorded window`` where no step is marked."""
+    return "a step" if len(frame) and bool((frame["step"] != NULL).any()) else "the recorded window"
+
+
+def text_of(tables: RankTables, code: int) -> str:
+    """The string of a code; halves of surrogate pairs, which no text column can hold, become U+FFFD."""
+    return tables.text(code).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def plural(count: int, one: str, many: str = "") -> str:
+    """``1 rank``, ``3 ranks``."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def listed(items: Sequence[object], limit: int = 6) -> str:
+    """The first few, then how many there are."""
+    text = ", ".join(str(item) for item in items[:limit])
+    return f"{text}, ... ({len(items)} in all)" if len(items) > limit else text

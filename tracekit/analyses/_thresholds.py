@@ -1,0 +1,61 @@
+"""From which figure on a finding is said, and how loud: every threshold of every analysis, in one place.
+
+Shares are of the mean step (or of the quantity named); times are nanoseconds. A share below ``info`` is not said at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tracekit.findings import Severity
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Lower bounds of the severities."""
+
+    info: float
+    warning: float
+    critical: float = float("inf")
+
+    def of(self, value: float) -> Severity | None:
+        """The severity of a figure; None where it is not worth a sentence."""
+        if value >= self.critical:
+            return "critical"
+        if value >= self.warning:
+            return "warning"
+        return "info" if value >= self.info else None
+
+
+#: Communication that no compute hides, of all axes together and of one axis.
+EXPOSED = Levels(info=0.01, warning=0.10, critical=0.30)
+EXPOSED_AXIS = Levels(info=0.03, warning=0.10, critical=0.30)
+#: Copies beside which nothing runs.
+EXPOSED_COPY = Levels(info=0.02, warning=0.05, critical=0.20)
+#: (slowest rank - median) / median of the compute a step.
+COMPUTE_IMBALANCE = Levels(info=0.05, warning=0.10, critical=0.30)
+#: (longest step - median step) / median step.
+STEP_VARIATION = Levels(info=0.10, warning=0.20)
+#: Device time that starts outside every step.
+OUTSIDE_STEPS = Levels(info=0.05, warning=2.0)
+#: Nothing on the device because the host had not launched it yet.
+HOST_BOUND = Levels(info=0.05, warning=0.10, critical=0.30)
+#: Nothing on the device while a collective is waited for.
+IDLE_WAITING = Levels(info=0.02, warning=0.05, critical=0.20)
+#: What one rank costs each rank that waits for it, of a step.
+STRAGGLER = Levels(info=0.002, warning=0.01, critical=0.10)
+#: Waiting, of all time in matched collectives.
+WAIT_SHARE = Levels(info=0.20, warning=2.0)
+#: A group's bus bandwidth below this share of its siblings' median is slow.
+SLOW_GROUP = 0.70
+#: ... if its collectives take at least this share of a step (of the trace, where there are no steps).
+SLOW_GROUP_COST = 0.002
+#: A rank that comes last in more than this share of an axis' collectives (and in at least so many) is late as a rule, not by chance.
+SYSTEMATIC_SHARE = 0.60
+SYSTEMATIC_COUNT = 10
+#: Communication operations that no other rank's trace holds, of all.
+UNMATCHED = Levels(info=0.001, warning=0.10)
+#: A kernel whose total differs between the ranks by more than this share of the mean, if it takes more than the second share of all.
+KERNEL_SPREAD, KERNEL_SHARE = 0.25, 0.02
+#: A kernel that starts this soon after a collective of another stream ended, though launched long before, waited for it.
+EVENT_WAIT_NS = 50_000

@@ -1,0 +1,297 @@
+"""Where the time of a step goes, per rank and step.
+
+Over all streams of one rank let K, C and M be the unions of the intervals of compute kernels, communication and copies, each clipped to
+the step [start, end) on the host's clock ("by window"). In integer nanoseconds:
+
+    compute       = |K|
+    exposed comm  = |C \\ K|          hidden comm = |C ∩ K|
+    exposed copy  = |M \\ (K ∪ C)|    hidden copy = |M| - exposed copy
+    idle          = step - |K ∪ C ∪ M|
+
+so that compute + exposed comm + exposed copy + idle = step, exactly. A device that runs behind its host works outside the step that
+launched it: ``launched_compute`` and ``launched_comm`` are the unions of what the host launched during the step, wherever it ran.
+A trace without step marks counts as one step over its whole window. On CPU jobs top-level operators compute and there are no copies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from tracekit.analyses import _thresholds as thresholds
+from tracekit.analyses._common import (
+    STEP_COLUMNS,
+    StepTimes,
+    a_step,
+    by_step,
+    mean_by_rank,
+    measured,
+    rank_labels,
+    records,
+    step_frame,
+    step_times,
+    table,
+    us_column,
+)
+from tracekit.findings import Finding, Section, StackedBars, Table
+from tracekit.job.activity import Activity, Work
+from tracekit.job.model import Job
+from tracekit.trace import intervals
+from tracekit.trace.events import BoolArray, Int64Array
+from tracekit.units import NS_PER_US, NULL, format_ns
+
+ORDER = 10
+
+BREAKDOWN = table(
+    "breakdown",
+    *STEP_COLUMNS,
+    ("compute_ns", "int64", "ns", "compute; NULL in a truncated trace"),
+    ("exposed_comm_ns", "int64", "ns", "communication without compute"),
+    ("hidden_comm_ns", "int64", "ns", "communication beside compute"),
+    ("exposed_copy_ns", "int64", "ns", "copies without compute or communication"),
+    ("hidden_copy_ns", "int64", "ns", "copies beside compute or communication"),
+    ("idle_ns", "int64", "ns", "nothing on the device"),
+    ("launched_compute_ns", "int64", "ns", "compute launched during the step, wherever it ran"),
+    ("launched_comm_ns", "int64", "ns", "communication launched during the step, wherever it ran"),
+)
+_PARTS = tuple(BREAKDOWN.names[len(STEP_COLUMNS) :])
+#: The parts that make up the step, as a reader sees them.
+_SHOWN = {
+    "compute_ns": "compute",
+    "exposed_comm_ns": "exposed communication",
+    "exposed_copy_ns": "exposed copies",
+    "idle_ns": "idle",
+}
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """One entry a step for each column of BREAKDOWN behind STEP_COLUMNS; device time [ns] in all and outside every marked step."""
+
+    compute_ns: Int64Array
+    exposed_comm_ns: Int64Array
+    hidden_comm_ns: Int64Array
+    exposed_copy_ns: Int64Array
+    hidden_copy_ns: Int64Array
+    idle_ns: Int64Array
+    launched_compute_ns: Int64Array
+    launched_comm_ns: Int64Array
+    device_ns: int
+    outside_ns: int
+
+
+def reduce(activity: Activity) -> StepParts | None:
+    """The parts of each step of one window; None where there was no work at all."""
+    device, times = activity.device, step_times(activity.steps, activity.window)
+    if not len(device):
+        return None
+    sets = [intervals.union(*device.of(work)) for work in (Work.COMPUTE, Work.COMMUNICATION, Work.COPY)]
+    k, c, m = (intervals.covered(times.start, times.end, part) for part in sets)
+    kc = intervals.union(*(np.concatenate(pair) for pair in zip(sets[0], sets[1], strict=True)))
+    kcm = intervals.union(*(np.concatenate(pair) for pair in zip(kc, sets[2], strict=True)))
+    in_kc, in_all = (intervals.covered(times.start, times.end, part) for part in (kc, kcm))
+    length = device.end - device.start
+    marked = len(activity.steps) > 0
+    return StepParts(
+        compute_ns=k,
+        exposed_comm_ns=in_kc - k,
+        hidden_comm_ns=c - (in_kc - k),
+        exposed_copy_ns=in_all - in_kc,
+        hidden_copy_ns=m - (in_all - in_kc),
+        idle_ns=(times.end - times.start) - in_all,
+        launched_compute_ns=_launched(activity, Work.COMPUTE, times, k),
+        launched_comm_ns=_launched(activity, Work.COMMUNICATION, times, c),
+        device_ns=int(length.sum()),
+        outside_ns=int(length[device.step < 0].sum()) if marked else 0,
+    )
+
+
+def _launched(activity: Activity, work: Work, times: StepTimes, by_window: Int64Array) -> Int64Array:
+    """Union [ns] of what was launched in each step. Work of CPU jobs, and of a window without steps, is launched where it runs."""
+    device = activity.device
+    if activity.on_cpu or not len(activity.steps):
+        return by_window
+    chosen: BoolArray = (device.work == work) & (device.launch_step >= 0)
+    step, start, end = device.launch_step[chosen].astype(np.int64), device.start[chosen], device.end[chosen]
+    if not len(start):
+        return np.zeros(len(times), np.int64)
+    # Each step gets a time line of its own, one behind the other, so that one union serves all.
+    first = np.full(len(times), np.iinfo(np.int64).max)
+    last = np.full(len(times), np.iinfo(np.int64).min)
+    np.minimum.at(first, step, start)
+    np.maximum.at(last, step, end)
+    width = np.where(last > first, last - first, 0)
+    if float(width.sum(dtype=np.float64)) > 2**62:
+        return np.full(len(times), NULL, np.int64)  # beyond int64: only in a trace made to be so
+    line = np.concatenate([[0], np.cumsum(width)[:-1]]).astype(np.int64)
+    order = np.argsort(step, kind="stable")
+    shift = (line - first)[step][order]
+    busy = intervals.union(start[order] + shift, end[order] + shift)
+    return intervals.covered(line, line + width, busy)
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """``per_step`` has schema BREAKDOWN; ``outside_share`` of the device time starts outside every step."""
+
+    per_step: pd.DataFrame
+    outside_share: float
+
+    def findings(self) -> list[Finding]:
+        """Ranks that compute longer than others, steps longer than others, copies that hold up the device."""
+        found = [self._imbalance(), self._variation(), self._copies(), self._outside()]
+        return [finding for finding in found if finding is not None]
+
+    def sections(self) -> list[Section]:
+        """Bars of the mean step of each rank, and every step in numbers."""
+        if not len(self.per_step):
+            return []
+        means = mean_by_rank(self.per_step, list(_SHOWN))
+        bars = StackedBars(
+            "Mean step of each rank",
+            rank_labels(means.index),
+            {name: (means[column] / NS_PER_US).tolist() for column, name in _SHOWN.items()},
+            "us",
+            note=self._note(),
+        )
+        lead = (
+            "Each bar is one rank's mean step: what its device computed, the communication and copies that nothing else ran beside, "
+            "and the time in which it had nothing to do."
+        )
+        return [Section("Step breakdown", lead, (bars, self._table()))]
+
+    def json(self) -> dict[str, Any]:
+        """``breakdown``: one entry a rank and step."""
+        rows = records(
+            self.per_step,
+            {
+                "rank": "rank",
+                "step": "step",
+                "step_us": "step_ns",
+                "compute_us": "compute_ns",
+                "exposed_comm_us": "exposed_comm_ns",
+                "hidden_comm_us": "hidden_comm_ns",
+                "memory_copy_us": "exposed_copy_ns",
+                "hidden_copy_us": "hidden_copy_ns",
+                "idle_us": "idle_ns",
+                "launched_compute_us": "launched_compute_ns",
+                "launched_comm_us": "launched_comm_ns",
+            },
+        )
+        result: dict[str, Any] = {"breakdown": rows}
+        cut = sorted({int(rank) for rank in self.per_step["rank"][self.per_step["compute_ns"] == NULL]})
+        if cut:
+            ranks = ", ".join(str(rank) for rank in cut)
+            result["not_measured"] = {"breakdown parts": f"the trace of rank {ranks} is truncated: what its steps lack is not known"}
+        return result
+
+    def _note(self) -> str:
+        parts = []
+        if self.outside_share >= thresholds.OUTSIDE_STEPS.info:
+            parts.append(f"{self.outside_share:.0%} of the device time starts outside every marked step and is in no bar.")
+        if (self.per_step["compute_ns"] == NULL).any():
+            parts.append("Ranks whose trace is truncated are left out.")
+        return " ".join(parts)
+
+    def _table(self) -> Table:
+        shown = {
+            "step_ns": "Step [us]",
+            "compute_ns": "Compute [us]",
+            "exposed_comm_ns": "Exposed communication [us]",
+            "hidden_comm_ns": "Hidden communication [us]",
+            "exposed_copy_ns": "Exposed copies [us]",
+            "hidden_copy_ns": "Hidden copies [us]",
+            "idle_ns": "Idle [us]",
+        }
+        frame = self.per_step[["rank", "step"]].assign(**{column: us_column(self.per_step[column]) for column in shown})
+        missing = dict.fromkeys(shown, "the trace of this rank is truncated") | {"step": "the trace marks no steps"}
+        return Table("Every rank and step", frame, {"rank": "Rank", "step": "Step", **shown}, missing=missing)
+
+    def _imbalance(self) -> Finding | None:
+        means = mean_by_rank(self.per_step, ["compute_ns", "step_ns"])
+        if len(means) < 2:
+            return None
+        compute = means["compute_ns"]
+        median, longest = float(compute.median()), float(compute.max())
+        severity = thresholds.COMPUTE_IMBALANCE.of((longest - median) / median) if median > 0 else None
+        if severity is None:
+            return None
+        rank, more = compute.idxmax(), longest - median
+        return Finding(
+            "breakdown.compute_imbalance",
+            severity,
+            f"Rank {rank} computes {more / median:.0%} longer than the median rank ({format_ns(longest)} against {format_ns(median)}).",
+            value=more / median,
+            unit="share",
+            evidence=f"compute of rank {rank} in the step breakdown, mean over its steps; {len(means)} ranks",
+            advice="Look for uneven work: pipeline stages, experts or sequences of unequal size, a throttled device. "
+            "The kernel table shows which kernels differ between ranks.",
+            weight_ns=int(more),
+        )
+
+    def _variation(self) -> Finding | None:
+        rows = measured(self.per_step, "compute_ns")
+        steps = rows[rows["step"] != NULL].groupby("step")["step_ns"].mean()
+        if len(steps) < 3:
+            return None
+        median, longest = float(steps.median()), float(steps.max())
+        severity = thresholds.STEP_VARIATION.of((longest - median) / median)
+        if severity is None:
+            return None
+        return Finding(
+            "breakdown.step_variation",
+            severity,
+            f"Step {steps.idxmax()} takes {format_ns(longest)}, {longest / median - 1:.0%} more than the median of {format_ns(median)}.",
+            value=longest / median - 1,
+            unit="share",
+            evidence="step lengths in the step breakdown, mean over ranks",
+            advice="Profile steps after warm-up, and look at what differs in this one: data loading, a checkpoint, a recompilation.",
+        )
+
+    def _copies(self) -> Finding | None:
+        rows = measured(self.per_step, "compute_ns")
+        step = float(rows["step_ns"].mean()) if len(rows) else 0.0
+        if step <= 0:
+            return None
+        copy = float(rows["exposed_copy_ns"].mean())
+        severity = thresholds.EXPOSED_COPY.of(copy / step)
+        if severity is None:
+            return None
+        return Finding(
+            "breakdown.copies",
+            severity,
+            f"Memory copies hold up the device for {copy / step:.1%} of {a_step(rows)} ({format_ns(copy)}).",
+            value=copy / step,
+            unit="ratio of step",
+            evidence="exposed copies in the step breakdown, mean over ranks and steps",
+            advice="Copy inputs from pinned memory with non_blocking=True on a stream of their own, and avoid .item(), .cpu() and "
+            "tensors made on the host inside the step.",
+            weight_ns=int(copy),
+        )
+
+    def _outside(self) -> Finding | None:
+        severity = thresholds.OUTSIDE_STEPS.of(self.outside_share)
+        if severity is None:
+            return None
+        return Finding(
+            "breakdown.outside_steps",
+            severity,
+            f"{self.outside_share:.0%} of the device time starts outside every marked step: the device runs behind the host, "
+            "or the trace holds more than its steps.",
+            value=self.outside_share,
+            unit="share",
+            evidence="work by window against work by launch: launched_compute_us in the JSON follows the launch",
+            advice="Read the figures by launch, or synchronize at the end of each profiled step.",
+        )
+
+
+def analyze(job: Job) -> Breakdown:
+    """Divide every step of every rank into compute, exposed communication, exposed copies and idle."""
+    per_step = step_frame(BREAKDOWN, job, "breakdown", _PARTS)
+    parts = [reduced for *_, reduced in by_step(job, "breakdown")]
+    total = sum(part.device_ns for part in parts)
+    outside = sum(part.outside_ns for part in parts)
+    return Breakdown(per_step, outside / total if total else 0.0)

@@ -1,0 +1,231 @@
+"""Every collective of the job, summed by what it is: one row for each (group, kind, purpose, element type, full size).
+
+    count      distinct collectives: a matched one counts once, however many ranks ran it. An unmatched operation with a sequence number,
+               and a point-to-point one, counts for itself; of others, which could be one collective seen on several ranks, the most that
+               any one rank ran
+    duration   end - start of each operation, over all ranks; it contains waiting [ns]
+    transfer   latest end - last arrival of each match [ns]
+    wait       last arrival - own start, summed per rank [ns]
+    algbw      full bytes / median transfer [GB/s, 10^9 bytes]
+    busbw      algbw x factor (collectives.cost)
+
+Transfers come from collectives that were seen on all their ranks; where there is none (a rank is missing), from incomplete ones, whose
+last arrival may be one that nobody recorded: then transfer is an upper bound and the bandwidths are lower bounds (``complete`` false).
+Where a group's calls have more than 64 different sizes (all-to-all with uneven splits), one row stands for all of them: full_bytes is NULL,
+and the bandwidth is all bytes over all transfer time. Operations whose group is not known are told apart by their stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from tracekit.analyses import _collective_rows as gather
+from tracekit.analyses import _thresholds as thresholds
+from tracekit.analyses._common import UNKNOWN_AXIS, known, listed, us
+from tracekit.analyses._groups import Spread, spread
+from tracekit.findings import Finding, Section, Table
+from tracekit.job.model import Job
+from tracekit.mesh.process_groups import ProcessGroup
+from tracekit.units import NS_PER_US, NULL, format_bytes, format_ns
+
+ORDER = 40
+
+@dataclass(frozen=True)
+class Collectives:
+    """``rows`` has schema COLLECTIVES (_collective_rows), longest total first; the rest has an entry a row, waits rank -> ns."""
+
+    rows: pd.DataFrame
+    groups: list[ProcessGroup]
+    duration: Spread
+    transfer: Spread
+    waits: list[dict[int, int]]
+    span_ns: int
+
+    def findings(self) -> list[Finding]:
+        """The costliest collective, and groups that are slower than their siblings."""
+        return [*self._costliest(), *self._slow_groups()]
+
+    def sections(self) -> list[Section]:
+        """The table of all collectives."""
+        if not len(self.rows):
+            return []
+        lead = (
+            "One row a process group, kind, purpose, element type and size. Duration is what a rank spent in the call, waiting for others "
+            "included; transfer begins when the last rank has arrived. Bandwidths are in GB/s (10^9 bytes)."
+        )
+        return [Section("Collectives", lead, (self._table(),))]
+
+    def json(self) -> dict[str, Any]:
+        """``collectives``: one entry a row."""
+        rows = [self._record(i, row) for i, row in enumerate(self.rows.to_dict("records"))]
+        without = [row for row in rows if row["busbw_gb_s"] is None]
+        result: dict[str, Any] = {"collectives": rows}
+        if without:
+            reasons: dict[str, int] = {}
+            for row in without:
+                reasons[row["not_measured"]] = reasons.get(row["not_measured"], 0) + 1
+            told = "; ".join(f"{count} of {len(rows)} rows: {reason}" for reason, count in sorted(reasons.items()))
+            result["not_measured"] = {"collectives bandwidth": told}
+        return result
+
+    def _record(self, i: int, row: dict[Any, Any]) -> dict[str, Any]:
+        group = self.groups[row["group"]] if row["group"] >= 0 else None
+        busbw, algbw = _number(row["busbw_gb_s"]), _number(row["algbw_gb_s"])
+        return {
+            "group": group.id if group else None,
+            "stream": known(row["stream"]),
+            "axis": row["axis"] or None,
+            "kind": row["kind"],
+            "purpose": row["purpose"],
+            "dtype": row["dtype"] or None,
+            "full_bytes": known(row["full_bytes"]),
+            "sizes": row["sizes"],
+            "sent_bytes": known(row["sent_bytes"]),
+            "count": row["count"],
+            "rank_operations": row["operations"],
+            "matched_operations": row["matched"],
+            "duration_us": self.duration.json(i, NS_PER_US),
+            "transfer_us": self.transfer.json(i, NS_PER_US),
+            "wait_us": {str(rank): us(ns) for rank, ns in self.waits[i].items()},
+            "algbw_gb_s": algbw,
+            "busbw_gb_s": busbw,
+            "matched_by": row["matched_by"],
+            "complete": row["complete"],
+            "not_measured": None if busbw is not None else self._reason(row),
+        }
+
+    def _reason(self, row: dict[Any, Any]) -> str:
+        if row["matched_by"] == "none":
+            return "not matched with another rank, so there is no transfer time"
+        if not row["transfer_total_ns"]:
+            return "no time passed between the last arrival and the end"
+        if row["full_bytes"] == NULL and np.isnan(row["algbw_gb_s"]):
+            return "its size is not recorded"
+        return "no bandwidth factor is defined for this kind or group size"
+
+    def _table(self) -> Table:
+        rows = self.rows
+        group = [self.groups[g].id if g >= 0 else f"unknown (stream {s})" for g, s in zip(rows["group"], rows["stream"], strict=True)]
+        frame = pd.DataFrame(
+            {
+                "axis": [axis or UNKNOWN_AXIS for axis in rows["axis"].tolist()],
+                "group": group,
+                "kind": rows["kind"].astype("str"),
+                "purpose": rows["purpose"].astype("str"),
+                "dtype": [text or None for text in rows["dtype"].tolist()],
+                "full": rows["full_bytes"],
+                "count": rows["count"],
+                "duration": self.duration.median / NS_PER_US,
+                "longest": self.duration.most / NS_PER_US,
+                "transfer": rows["transfer_ns"] / NS_PER_US,
+                "wait": [_mean(waits) for waits in self.waits],
+                "algbw": rows["algbw_gb_s"],
+                "busbw": rows["busbw_gb_s"],
+                "matched": rows["matched_by"].astype("str"),
+            }
+        )
+        headings = {
+            "axis": "Axis",
+            "group": "Group",
+            "kind": "Kind",
+            "purpose": "Purpose",
+            "dtype": "Type",
+            "full": "Full size [bytes]",
+            "count": "Count",
+            "duration": "Duration p50 [us]",
+            "longest": "Duration max [us]",
+            "transfer": "Transfer p50 [us]",
+            "wait": "Wait, mean rank [us]",
+            "algbw": "algbw [GB/s]",
+            "busbw": "busbw [GB/s]",
+            "matched": "Matched by",
+        }
+        alone = "not matched with another rank"
+        missing = {
+            "dtype": "not recorded",
+            "full": "not recorded, or too many sizes for one row",
+            "transfer": alone,
+            "wait": alone,
+            "algbw": "size or transfer not known",
+            "busbw": "size or transfer not known",
+        }
+        partial = int((~rows["complete"] & (rows["matched"] > 0)).sum())
+        note = f"{partial} rows lack a rank: their transfer is an upper bound, their bandwidths lower bounds." if partial else ""
+        return Table("Collectives", frame, headings, note=note, preview=8, missing=missing)
+
+    def _costliest(self) -> list[Finding]:
+        rows = self.rows[self.rows["transfer_total_ns"] > 0]
+        if not len(rows):
+            return []
+        row = rows.iloc[int(rows["transfer_total_ns"].argmax())]
+        size = f" of {format_bytes(row['full_bytes'])}" if row["full_bytes"] != NULL else ""
+        speed = f" at {row['busbw_gb_s']:.3g} GB/s bus bandwidth" if row["busbw_gb_s"] == row["busbw_gb_s"] else ""
+        where = f"along {row['axis']}" if row["axis"] else "on an unknown axis"
+        text = f"Most transfer time goes to the {row['kind']}{size} {where} ({row['purpose']}): {row['count']:,} of them, "
+        text += f"{format_ns(row['transfer_ns'])} each{speed}."
+        return [Finding("collectives.costliest", "info", text, row["transfer_ns"] / NS_PER_US, "us", self._evidence(row))]
+
+    def _evidence(self, row: pd.Series[Any]) -> str:
+        return f"group {self.groups[row['group']].id} in the collective table" if row["group"] >= 0 else "the collective table"
+
+    def _slow_groups(self) -> list[Finding]:
+        """Groups of one axis that do the same at less than SLOW_GROUP of their siblings' median bus bandwidth."""
+        rows = self.rows[self.rows["busbw_gb_s"].notna() & self.rows["complete"]]
+        rows = rows[(rows["group"] >= 0) & (rows["full_bytes"] != NULL)]
+        found = []
+        for same, part in rows.groupby(["axis", "kind", "purpose", "dtype", "full_bytes"], observed=True, sort=False):
+            if len(part) < 3 or not same[0]:
+                continue
+            median = float(part["busbw_gb_s"].median())
+            for row in part[part["busbw_gb_s"] < thresholds.SLOW_GROUP * median].to_dict("records"):
+                lost = int(row["transfer_total_ns"] * (1 - row["busbw_gb_s"] / median))
+                if lost > thresholds.SLOW_GROUP_COST * self.span_ns:
+                    found.append(self._slow(row, median, len(part), lost))
+        return sorted(found, key=lambda finding: -finding.weight_ns)[:5]
+
+    def _slow(self, row: dict[Any, Any], median: float, siblings: int, lost: int) -> Finding:
+        group = self.groups[row["group"]]
+        members = listed(group.ranks if group.ranks is not None else group.known, 8)
+        crosses = " It crosses nodes." if group.spans_nodes else ""
+        return Finding(
+            "collectives.slow_group",
+            "warning",
+            f"Group {group.id} of axis {group.axis} (ranks {members}) runs its {row['kind']} of {format_bytes(row['full_bytes'])} at "
+            f"{row['busbw_gb_s']:.3g} GB/s, its siblings at {median:.3g} GB/s.{crosses}",
+            value=row["busbw_gb_s"] / median,
+            unit="share",
+            evidence=f"bus bandwidth of {siblings} groups of axis {group.axis} in the collective table",
+            advice="Look at the links between these ranks: placement, a degraded network card or cable, traffic of another job.",
+            weight_ns=lost,
+        )
+
+
+def _number(value: float) -> float | None:
+    return None if value != value else float(value)
+
+
+def _mean(waits: dict[int, int]) -> float:
+    return sum(waits.values()) / len(waits) / NS_PER_US if waits else float("nan")
+
+
+def analyze(job: Job) -> Collectives:
+    """Sum up the collectives of the job."""
+    span = max((window.span[1] - window.span[0] for window in job.windows), default=0)
+    operations = job.operations
+    keyed = gather.keys(job)
+    count = len(keyed.first)
+    length = operations["end_ns"].to_numpy() - operations["start_ns"].to_numpy()
+    duration = spread(keyed.key, length, count)
+    order = np.argsort(-duration.total, kind="stable")
+    place = np.empty(count, np.int64)
+    place[order] = np.arange(count)
+    key = place[keyed.key]
+    keyed = gather.Keyed(key, keyed.first[order], keyed.full, keyed.folded[order], keyed.sizes[order])
+    transfer, complete, moved = gather.transfers(job, keyed, count)
+    duration = spread(key, length, count)
+    rows = gather.rows(job, keyed, duration, transfer, complete, moved)
+    return Collectives(rows, list(job.groups.groups), duration, transfer, gather.waits(job, key, count), span)

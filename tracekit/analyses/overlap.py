@@ -1,0 +1,244 @@
+"""Communication hidden behind compute, per rank and step, and whose it is when it is not hidden.
+
+Over all streams of one rank and step, let C be the union of communication intervals and K that of compute intervals, both clipped to the
+step:
+
+    hidden  = |C ∩ K|         [ns]
+    exposed = |C| - |C ∩ K|   [ns]
+    overlap = hidden / |C|
+
+Per mesh axis a, with C_a the union of the communication of the groups along a:
+
+    busy_a    = |C_a|         [ns]
+    exposed_a = |C_a \\ K|     [ns]
+
+Where two axes communicate at the same time both count that time, so the axes may add up to more than the whole. Communication whose
+group, or whose group's axis, is not known goes to the axis ``unknown``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from tracekit.analyses import _exposed
+from tracekit.analyses import _thresholds as thresholds
+from tracekit.analyses._common import (
+    STEP_COLUMNS,
+    UNKNOWN_AXIS,
+    a_step,
+    axes,
+    coded,
+    mean_by_rank,
+    measured,
+    rank_labels,
+    records,
+    step_frame,
+    step_times,
+    table,
+    us_column,
+    whole,
+)
+from tracekit.findings import Chart, Finding, Heatmap, Section, StackedBars, Table
+from tracekit.job.activity import Activity, Work
+from tracekit.job.model import Job
+from tracekit.trace import intervals
+from tracekit.trace.events import Int64Array
+from tracekit.units import NS_PER_US, NULL, format_ns
+
+ORDER = 20
+
+OVERLAP = table(
+    "overlap",
+    *STEP_COLUMNS,
+    ("comm_ns", "int64", "ns", "communication, hidden and exposed; NULL in a truncated trace"),
+    ("hidden_ns", "int64", "ns", "communication beside compute"),
+    ("exposed_ns", "int64", "ns", "communication without compute"),
+)
+BY_AXIS = table(
+    "exposed_by_axis",
+    *STEP_COLUMNS,
+    ("axis", "str", "", "mesh axis, or 'unknown'"),
+    ("busy_ns", "int64", "ns", "communication along this axis; NULL in a truncated trace"),
+    ("exposed_ns", "int64", "ns", "of it without compute"),
+)
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """``comm_ns``, ``hidden_ns``, ``exposed_ns``: one entry a step. ``pieces`` are cut from all operations of the window."""
+
+    comm_ns: Int64Array
+    hidden_ns: Int64Array
+    exposed_ns: Int64Array
+    pieces: _exposed.Pieces
+
+
+def reduce(activity: Activity) -> Exposure | None:
+    """Communication of each step of one window; None where there was no work at all."""
+    device, times = activity.device, step_times(activity.steps, activity.window)
+    if not len(device):
+        return None
+    compute = intervals.union(*device.of(Work.COMPUTE))
+    pieces = _exposed.exposed_pieces(activity, compute)
+    comm = intervals.covered(times.start, times.end, intervals.union(*device.of(Work.COMMUNICATION)))
+    exposed = intervals.covered(times.start, times.end, pieces.union())
+    return Exposure(comm, comm - exposed, exposed, pieces)
+
+
+_ADVICE = (
+    (("dp", "fsdp", "shard", "replicate", "data", "world", "zero"),
+     "Prefetch the next unit's parameters, use larger buckets, reduce gradients during backward, or accumulate over more micro-batches."),
+    (("tp", "tensor", "sp"), "Keep this axis inside a node, try asynchronous tensor parallelism, or a smaller degree with larger shards."),
+    (("pp", "pipeline"), "More micro-batches or an interleaved schedule; balance the stages."),
+    (("cp", "context", "ring"), "Overlap the exchange of keys and values with attention, or shard the context over fewer ranks."),
+    (("ep", "expert"), "Overlap dispatch and combine with shared experts, balance the router, or keep a token's experts inside a node."),
+)  # fmt: skip
+_GENERAL_ADVICE = "Start communication earlier and on a stream of its own, or give it less to move: larger buckets, a smaller element type."
+
+
+def _advice(axis: str) -> str:
+    parts = set(axis.lower().split("_"))
+    return next((text for words, text in _ADVICE if parts & set(words)), _GENERAL_ADVICE)
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """``per_step`` has schema OVERLAP, ``by_axis`` schema BY_AXIS (one row a rank, step and axis that the rank communicates on)."""
+
+    per_step: pd.DataFrame
+    by_axis: pd.DataFrame
+
+    def findings(self) -> list[Finding]:
+        """How much of a step is exposed communication, and along which axes."""
+        rows = measured(self.per_step, "comm_ns")
+        if not len(rows) or not rows["comm_ns"].sum() or not rows["step_ns"].sum():
+            return []
+        step = float(rows["step_ns"].mean())
+        return [self._total(rows, step), *self._axes(step, a_step(rows))]
+
+    def sections(self) -> list[Section]:
+        """Hidden and exposed communication of each rank, and of each axis."""
+        means = mean_by_rank(self.per_step, ["comm_ns", "hidden_ns", "exposed_ns"])
+        if not len(means) or not means["comm_ns"].sum():
+            return []
+        bars = StackedBars(
+            "Communication of the mean step",
+            rank_labels(means.index),
+            {
+                "hidden communication": (means["hidden_ns"] / NS_PER_US).tolist(),
+                "exposed communication": (means["exposed_ns"] / NS_PER_US).tolist(),
+            },
+            "us",
+        )
+        lead = (
+            "Communication that runs beside compute costs a step nothing; exposed communication is the rest. "
+            "Where two axes communicate at once, both count the time."
+        )
+        charts: list[Chart] = [bars]
+        if self.by_axis["axis"].nunique() > 1:
+            charts.append(self._heatmap())
+        return [Section("Communication and compute", lead, (*charts, self._table()))]
+
+    def json(self) -> dict[str, Any]:
+        """``exposed_by_axis``, and ``overlap``: hidden and exposed a rank and step."""
+        keys = {"rank": "rank", "step": "step", "axis": "axis", "exposed_us": "exposed_ns", "busy_us": "busy_ns"}
+        rows = records(
+            self.per_step,
+            {"rank": "rank", "step": "step", "comm_us": "comm_ns", "hidden_us": "hidden_ns", "exposed_us": "exposed_ns"},
+        )
+        for row in rows:
+            row["overlap"] = row["hidden_us"] / row["comm_us"] if row["comm_us"] else None
+        return {"exposed_by_axis": records(self.by_axis, keys), "overlap": rows}
+
+    def _total(self, rows: pd.DataFrame, step: float) -> Finding:
+        exposed, comm = float(rows["exposed_ns"].mean()), float(rows["comm_ns"].mean())
+        share, hidden = exposed / step, 1 - exposed / comm
+        severity = thresholds.EXPOSED.of(share)
+        span = a_step(rows)
+        evidence = f"mean over {rows['rank'].nunique()} ranks; communication busy for {format_ns(comm)} of {span}"
+        if severity is None:
+            text = f"{hidden:.0%} of the communication is hidden behind compute; {share:.1%} of {span} is exposed."
+            return Finding("overlap.hidden", "info", text, value=hidden, unit="share", evidence=evidence)
+        text = f"{share:.0%} of {span} is communication that no compute hides ({format_ns(exposed)}); {hidden:.0%} of all is hidden."
+        axes = self._mean_by_axis()
+        advice = _advice(str(axes["exposed_ns"].idxmax())) if len(axes) else _GENERAL_ADVICE
+        return Finding("overlap.exposed", severity, text, share, "ratio of step", evidence, advice, int(exposed))
+
+    def _axes(self, step: float, span: str) -> list[Finding]:
+        means = self._mean_by_axis()
+        found = []
+        if len(means) < 2:
+            return []
+        for axis, row in means.sort_values("exposed_ns", ascending=False).head(4).iterrows():
+            share = float(row["exposed_ns"]) / step
+            severity = thresholds.EXPOSED_AXIS.of(share)
+            if severity is not None:
+                exposed = float(row["exposed_ns"])
+                hidden = 1 - exposed / float(row["busy_ns"])
+                where = "Communication of unknown axis" if axis == UNKNOWN_AXIS else f"Communication along {axis}"
+                text = f"{where} is exposed for {share:.0%} of {span} ({format_ns(exposed)}); {hidden:.0%} of it is hidden."
+                evidence = f"exposed_by_axis, mean over the ranks and steps that communicate along {axis}"
+                advice = _advice(str(axis))
+                found.append(Finding("overlap.exposed_axis", severity, text, share, "ratio of step", evidence, advice, int(exposed)))
+        return found
+
+    def _mean_by_axis(self) -> pd.DataFrame:
+        return measured(self.by_axis, "busy_ns").groupby("axis", observed=True)[["busy_ns", "exposed_ns"]].mean()
+
+    def _heatmap(self) -> Heatmap:
+        means = measured(self.by_axis, "busy_ns").pivot_table(index="rank", columns="axis", values="exposed_ns", observed=True)
+        values = [[None if value != value else value / NS_PER_US for value in row] for row in means.to_numpy().tolist()]
+        return Heatmap(
+            "Exposed communication by axis, mean step",
+            [str(axis) for axis in means.columns],
+            rank_labels(means.index),
+            values,
+            "us",
+            x_title="mesh axis",
+        )
+
+    def _table(self) -> Table:
+        columns = ["busy_ns", "exposed_ns"]
+        means = measured(self.by_axis, "busy_ns").groupby(["rank", "axis"], observed=True)[columns].mean().reset_index()
+        busy, exposed = means["busy_ns"].to_numpy(np.float64), means["exposed_ns"].to_numpy(np.float64)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            hidden = np.where(busy > 0, 1 - exposed / busy, np.nan)
+        frame = means[["rank"]].assign(
+            axis=means["axis"].astype("str"), busy=us_column(busy), exposed=us_column(exposed), hidden=hidden
+        )
+        headings = {"rank": "Rank", "axis": "Axis", "busy": "Busy [us]", "exposed": "Exposed [us]", "hidden": "Hidden [share]"}
+        return Table("Each rank and axis, mean step", frame, headings, missing={"hidden": "no communication in any step"})
+
+
+def analyze(job: Job) -> Overlap:
+    """Measure how much communication compute hides."""
+    per_step = step_frame(OVERLAP, job, "overlap", ("comm_ns", "hidden_ns", "exposed_ns"))
+    return Overlap(per_step, _by_axis(job))
+
+
+def _by_axis(job: Job) -> pd.DataFrame:
+    axis_code, names = axes(job)
+    data: dict[str, list[Any]] = {name: [] for name in BY_AXIS.names}
+    for seen in _exposed.windows(job):
+        axis = axis_code[seen.rows]
+        for code in np.unique(axis):
+            size = len(seen.times)
+            sums = [pieces.where(axis == code).union() for pieces in (seen.busy, seen.exposed)]
+            busy, exposed = (intervals.covered(seen.times.start, seen.times.end, part) for part in sums)
+            unknown = np.full(size, NULL, np.int64)
+            data["rank"].append(np.full(size, seen.window.rank, np.int32))
+            data["window"].append(np.full(size, seen.index, np.int32))
+            data["step"].append(seen.times.number)
+            data["step_ns"].append(seen.times.end - seen.times.start)
+            data["axis"].append(np.full(size, code))
+            data["busy_ns"].append(busy if whole(seen.window) else unknown)
+            data["exposed_ns"].append(exposed if whole(seen.window) else unknown)
+    if not data["rank"]:
+        return BY_AXIS.empty()
+    columns: dict[str, Any] = {name: np.concatenate(parts) for name, parts in data.items()}
+    columns["axis"] = coded(columns["axis"], names)
+    return BY_AXIS.frame(columns)

@@ -1,0 +1,230 @@
+"""Every process group of the job: who is in it, along which mesh axis, how much it communicates and how much of that is exposed.
+
+Per group, over the whole trace (not only its steps):
+
+    operations   communication operations of its ranks: one collective over 8 ranks is 8 operations [count]
+    sent_bytes   sum of what each rank sends under the ring algorithm, over the operations whose size is known [bytes]
+    busy         per rank the union of the group's operations, summed over ranks [ns]
+    exposed      of busy, what no compute on the same rank covers [ns]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from tracekit.analyses import _exposed
+from tracekit.analyses._common import UNKNOWN_AXIS, known, rank_labels, table, us, us_column
+from tracekit.findings import Chart, Finding, Heatmap, Section, Table
+from tracekit.job.model import Job
+from tracekit.mesh.process_groups import ProcessGroup, short_ranks
+from tracekit.trace import intervals
+from tracekit.units import NULL
+
+ORDER = 30
+
+PROCESS_GROUPS = table(
+    "process_group_use",
+    ("group", "int32", "", "index into job.groups"),
+    ("operations", "int64", "", "operations of all its ranks that were read"),
+    ("ranks_seen", "int64", "", "ranks on which it communicates"),
+    ("sent_bytes", "int64", "bytes", "sum over the operations of known size; NULL where none is known"),
+    ("unknown_bytes", "int64", "", "operations whose size is not known"),
+    ("busy_ns", "int64", "ns", "union per rank, summed over ranks"),
+    ("exposed_ns", "int64", "ns", "of it not covered by compute; NULL where it was not measured"),
+)
+#: Larger worlds get no map: nobody could read it.
+_LARGEST_MAP, _LARGEST_SQUARE = 4096, 64
+
+
+@dataclass(frozen=True)
+class GroupUse:
+    """``groups`` are the job's; ``use`` has schema PROCESS_GROUPS, one row a group in the same order; ``world`` ranks of the maps."""
+
+    groups: list[ProcessGroup]
+    use: pd.DataFrame
+    world: list[int]
+
+    def findings(self) -> list[Finding]:
+        """Groups that carry most of the exposed communication across nodes."""
+        crossing = [i for i, group in enumerate(self.groups) if group.spans_nodes and group.axis in ("tp", "etp")]
+        if not crossing:
+            return []
+        group = self.groups[crossing[0]]
+        text = f"Tensor-parallel groups span nodes (process group {group.id}, ranks {_members(group)})."
+        advice = "Place this axis innermost so that its ranks share a node: it communicates in every layer."
+        return [Finding("process_groups.placement", "warning", text, float(len(crossing)), "groups", "hosts in the traces", advice)]
+
+    def sections(self) -> list[Section]:
+        """Who is in which group, and what each group costs."""
+        if not self.groups:
+            return []
+        charts: list[Chart] = [self._table()]
+        if 1 < len(self.world) <= _LARGEST_MAP and any(_ranks(group) for group in self.groups):
+            charts.append(_rank_axis_map(self.groups, self.world))
+        if 1 < len(self.world) <= _LARGEST_SQUARE and any(_ranks(group) for group in self.groups):
+            charts.append(_rank_rank_map(self.groups, self.world))
+        lead = "A process group is a set of ranks that communicate with each other; groups along one mesh axis do the same side by side."
+        return [Section("Process groups and mesh", lead, charts)]
+
+    def json(self) -> dict[str, Any]:
+        """``process_groups``: one entry a group, also for groups that were never used."""
+        rows = []
+        for group, use in zip(self.groups, self.use.to_dict("records"), strict=True):
+            rows.append(
+                {
+                    "id": group.id,
+                    "name": group.name,
+                    "description": group.description,
+                    "ranks": None if group.ranks is None else list(group.ranks),
+                    "known_ranks": list(_ranks(group)),
+                    "size": group.size or None,
+                    "axis": group.axis or None,
+                    "spans_nodes": group.spans_nodes,
+                    "operations": int(use["operations"]),
+                    "sent_bytes": known(use["sent_bytes"]),
+                    "operations_of_unknown_size": int(use["unknown_bytes"]),
+                    "busy_us": us(use["busy_ns"]),
+                    "exposed_us": us(use["exposed_ns"]),
+                }
+            )
+        return {"process_groups": rows}
+
+    def _table(self) -> Table:
+        frame = pd.DataFrame(
+            {
+                "id": [group.id for group in self.groups],
+                "description": [group.description for group in self.groups],
+                "axis": [group.axis or UNKNOWN_AXIS for group in self.groups],
+                "size": [group.size or None for group in self.groups],
+                "ranks": [_members(group) for group in self.groups],
+                "nodes": [group.spans_nodes for group in self.groups],
+                "operations": self.use["operations"],
+                "sent": self.use["sent_bytes"],
+                "busy": us_column(self.use["busy_ns"]),
+                "exposed": us_column(self.use["exposed_ns"]),
+            }
+        ).sort_values("busy", ascending=False, kind="stable")
+        headings = {
+            "id": "Group",
+            "description": "Description",
+            "axis": "Axis",
+            "size": "Size",
+            "ranks": "Ranks",
+            "nodes": "Spans nodes",
+            "operations": "Operations",
+            "sent": "Sent, all ranks [bytes]",
+            "busy": "Busy, all ranks [us]",
+            "exposed": "Exposed, all ranks [us]",
+        }
+        missing = {
+            "size": "not recorded",
+            "nodes": "hosts are not recorded; --gpus-per-node tells",
+            "sent": "no size is recorded",
+            "exposed": "not measured in this run",
+        }
+        return Table("Groups", frame, headings, missing=missing)
+
+
+def analyze(job: Job) -> GroupUse:
+    """Count and measure the communication of every process group."""
+    operations = job.operations
+    size = len(job.groups)
+    inside = operations["group"].to_numpy() >= 0
+    group = operations["group"].to_numpy()[inside].astype(np.int64)
+    sent = operations["sent_bytes"].to_numpy()[inside]
+    recorded = sent != NULL
+    sums = np.zeros(size, np.int64)
+    np.add.at(sums, group[recorded], sent[recorded])
+    count = np.bincount(group, minlength=size)
+    of_known = np.bincount(group[recorded], minlength=size)
+    pairs = np.unique(np.stack([group, operations["rank"].to_numpy()[inside]]), axis=1)
+    busy, exposed = _times(job)
+    use = PROCESS_GROUPS.frame(
+        {
+            "group": np.arange(size),
+            "operations": count,
+            "ranks_seen": np.bincount(pairs[0], minlength=size),
+            "sent_bytes": np.where((of_known > 0) | (count == 0), sums, NULL),
+            "unknown_bytes": count - of_known,
+            "busy_ns": busy,
+            "exposed_ns": exposed,
+        }
+    )
+    world = list(range(job.world_size)) if job.world_size and job.world_size <= _LARGEST_MAP else job.ranks
+    return GroupUse(list(job.groups.groups), use, world)
+
+
+def _times(job: Job) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.int64]]]:
+    """(busy, exposed) of each group; exposed is NULL for a group none of whose windows was measured."""
+    size = len(job.groups)
+    busy, exposed, measured = np.zeros(size, np.int64), np.zeros(size, np.int64), np.zeros(size, np.bool_)
+    for seen in _exposed.windows(job):
+        group = job.operations["group"].to_numpy()[seen.rows]
+        for number in np.unique(group[group >= 0]):
+            own = group == number
+            busy[number] += intervals.measure(*seen.busy.where(own).union())
+            exposed[number] += intervals.measure(*seen.exposed.where(own).union())
+            measured[number] = True
+    used = np.bincount(job.operations["group"][job.operations["group"] >= 0], minlength=size) > 0
+    return np.where(measured | ~used, busy, NULL), np.where(measured | ~used, exposed, NULL)
+
+
+def _ranks(group: ProcessGroup) -> tuple[int, ...]:
+    return group.known if group.ranks is None else group.ranks
+
+
+def _members(group: ProcessGroup) -> str:
+    known_ranks = short_ranks(_ranks(group))
+    return known_ranks if group.ranks is not None else f"{known_ranks}, not all are recorded"
+
+
+def _axes(groups: list[ProcessGroup]) -> list[str]:
+    return list(dict.fromkeys(group.axis or UNKNOWN_AXIS for group in groups if len(_ranks(group)) > 1))
+
+
+def _rank_axis_map(groups: list[ProcessGroup], world: list[int]) -> Heatmap:
+    """For each rank and axis which of the axis' groups the rank is in: 1 is the axis' first group."""
+    axes = _axes(groups)
+    place = {rank: i for i, rank in enumerate(world)}
+    numbers: list[list[float | None]] = [[None] * len(axes) for _ in world]
+    texts = [["in no group"] * len(axes) for _ in world]
+    seen = dict.fromkeys(axes, 0)
+    for group in groups:
+        axis = group.axis or UNKNOWN_AXIS
+        if axis not in seen:
+            continue
+        seen[axis] += 1
+        for rank in _ranks(group):
+            if rank in place:
+                y, x = place[rank], axes.index(axis)
+                texts[y][x] = _label(group) if numbers[y][x] is None else f"{texts[y][x]}; {_label(group)}"
+                numbers[y][x] = float(seen[axis]) if numbers[y][x] is None else numbers[y][x]
+    note = "The number is that of the group among the groups of its axis: ranks with one number in a column communicate with each other."
+    return Heatmap("Which group of each axis a rank is in", axes, rank_labels(world), numbers, "", texts, "mesh axis", note=note)
+
+
+def _rank_rank_map(groups: list[ProcessGroup], world: list[int]) -> Heatmap:
+    """For each two ranks the smallest group that holds both, shown as the number of its axis."""
+    axes = _axes(groups)
+    place = {rank: i for i, rank in enumerate(world)}
+    numbers: list[list[float | None]] = [[None] * len(world) for _ in world]
+    texts = [["no common group"] * len(world) for _ in world]
+    for group in sorted(groups, key=lambda g: -len(_ranks(g))):  # small groups last: they overwrite
+        members = [place[rank] for rank in _ranks(group) if rank in place]
+        for y in members if len(members) > 1 else []:
+            for x in members:
+                if x != y:
+                    numbers[y][x] = 1.0 + axes.index(group.axis or UNKNOWN_AXIS)
+                    texts[y][x] = _label(group)
+    legend = ", ".join(f"{i} {axis}" for i, axis in enumerate(axes, start=1))
+    labels = [str(rank) for rank in world]
+    title = "Which axis joins two ranks"
+    return Heatmap(title, labels, labels, numbers, "", texts, "rank", "rank", note=f"The smallest common group, by its axis: {legend}.")
+
+
+def _label(group: ProcessGroup) -> str:
+    return f"{group.axis or 'unknown axis'}, group {group.id} ({_members(group)})"

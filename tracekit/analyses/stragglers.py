@@ -1,0 +1,291 @@
+"""Who makes whom wait.
+
+In a matched collective every rank waits from its own start until the last rank has arrived:
+
+    wait(rank)   = last arrival - own start                                               [ns]
+    caused(rank) = sum of the waits of the others, over the collectives where it came last   [ns]
+    share(rank)  = caused(rank) / sum of caused over all ranks
+
+so the straggler is the rank with the SHORTEST communication kernels. Sends and receives are left out of ``caused``: a stage that waits for
+the one before it is part of a pipeline's schedule, not a slow rank; those waits are given apart (``pipeline_wait``). Only matched
+operations count. Figures "a step" are means over the steps, of collectives that began inside one.
+
+A rank that comes last in more than SYSTEMATIC_SHARE of an axis' collectives (and there are enough of them) is late as a rule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from tracekit.analyses import _thresholds as thresholds
+from tracekit.analyses._common import (
+    POINT_TO_POINT,
+    UNKNOWN_AXIS,
+    a_step,
+    axes,
+    coded,
+    codes,
+    plural,
+    rank_labels,
+    step_times,
+    table,
+    us,
+)
+from tracekit.findings import Chart, Finding, Heatmap, Section, Severity, Table
+from tracekit.job.model import Job
+from tracekit.units import NS_PER_US, NULL, format_ns
+
+ORDER = 50
+
+CAUSED = table(
+    "caused_waits",
+    ("rank", "int64", "", "rank that came last"),
+    ("axis", "str", "", "mesh axis of the collectives, or 'unknown'"),
+    ("kind", "str", "", "kind of the collectives"),
+    ("caused_ns", "int64", "ns", "waits of the others"),
+    ("caused_in_steps_ns", "int64", "ns", "of them in collectives that began inside a step (all, where no step is marked)"),
+    ("others", "int64", "", "ranks that waited"),
+    ("last_in", "int64", "", "collectives in which it came last and was waited for"),
+)
+WAITS = table(
+    "waits",
+    ("rank", "int64", "", "rank that waited"),
+    ("axis", "str", "", "mesh axis, or 'unknown'"),
+    ("pipeline", "bool", "", "sends and receives"),
+    ("wait_ns", "int64", "ns", "sum of its waits"),
+    ("wait_in_steps_ns", "int64", "ns", "of them in operations that began inside a step"),
+    ("busy_ns", "int64", "ns", "duration of the same operations"),
+    ("operations", "int64", "", "matched operations"),
+)
+
+
+_LATE = (
+    "Compare this rank's compute and idle time with the others' in the step breakdown: uneven work, a slow or throttled device, "
+    "host work (data loading, logging, checkpoints) that only it does."
+)
+_LATE_NOW_AND_THEN = "Late now and then: look for jitter on its host, garbage collection, data loading."
+
+
+@dataclass(frozen=True)
+class Stragglers:
+    """``caused`` has schema CAUSED, ``waits`` schema WAITS. A rank has ``steps`` of ``step_ns`` on average, called ``span``."""
+
+    caused: pd.DataFrame
+    waits: pd.DataFrame
+    ranks: list[int]
+    steps: int
+    step_ns: float
+    span: str
+    unmatched: int
+    operations: int
+
+    def caused_by_rank(self) -> dict[int, int]:
+        """Wait that each rank caused [ns], all ranks with matched collectives."""
+        total = dict.fromkeys(sorted(self.waits["rank"][~self.waits["pipeline"]].unique().tolist()), 0)
+        for rank, ns in zip(self.caused["rank"].tolist(), self.caused["caused_ns"].tolist(), strict=True):
+            total[rank] = total.get(rank, 0) + ns
+        return total
+
+    def findings(self) -> list[Finding]:
+        """Ranks that others wait for, and how much of all communication is waiting."""
+        return [*self._late_ranks(), *self._wait_share(), *self._pipeline()]
+
+    def sections(self) -> list[Section]:
+        """Waits by rank and axis, and who caused them."""
+        if not len(self.waits):
+            return []
+        charts: list[Chart] = [self._heatmap(), self._table()]
+        lead = (
+            "A rank that reaches a collective early waits for the last one. Dark cells wait; whom they wait for is the rank with "
+            "much caused wait and light cells of its own."
+        )
+        return [Section("Waiting and stragglers", lead, charts)]
+
+    def json(self) -> dict[str, Any]:
+        """``stragglers``: one entry a rank with matched operations."""
+        caused = self.caused_by_rank()
+        if not len(self.waits):
+            reason = "no communication was found" if not self.operations else "no collective could be matched with another rank's"
+            return {"stragglers": [], "not_measured": {"stragglers": reason}}
+        total = sum(caused.values())
+        rows = []
+        for rank in sorted(set(self.waits["rank"].tolist())):
+            own = self.waits[self.waits["rank"] == rank]
+            part = self.caused[self.caused["rank"] == rank]
+            by_axis = part.groupby("axis", observed=True)["caused_ns"].sum()
+            rows.append(
+                {
+                    "rank": int(rank),
+                    "caused_wait_us": us(caused[rank]) if rank in caused else None,
+                    "share": caused[rank] / total if total and rank in caused else None,
+                    "axis": str(by_axis.idxmax()) if len(by_axis) and by_axis.max() > 0 else None,
+                    "last_in": int(part["last_in"].sum()),
+                    "collectives": int(own["operations"][~own["pipeline"]].sum()),
+                    "wait_us": us(int(own["wait_ns"][~own["pipeline"]].sum())),
+                    "pipeline_wait_us": us(int(own["wait_ns"][own["pipeline"]].sum())),
+                }
+            )
+        return {"stragglers": rows}
+
+    def _late_ranks(self) -> list[Finding]:
+        collectives = self.waits[~self.waits["pipeline"]]
+        counts = collectives.groupby(["rank", "axis"], observed=True, as_index=False)["operations"].sum()
+        taken = dict(zip(zip(counts["rank"].tolist(), counts["axis"].tolist(), strict=True), counts["operations"].tolist(), strict=True))
+        found = []
+        for _, part in self.caused.groupby(["rank", "axis"], observed=True, sort=False):
+            rank, axis = int(part["rank"].iloc[0]), str(part["axis"].iloc[0])
+            others, caused = int(part["others"].max()), int(part["caused_in_steps_ns"].sum())
+            each = caused / others / self.steps
+            severity = thresholds.STRAGGLER.of(each / self.step_ns) if self.step_ns > 0 else None
+            if severity is not None:
+                worst = part.loc[part["caused_in_steps_ns"] == part["caused_in_steps_ns"].max()].iloc[0]
+                last_in = int(part["last_in"].sum())
+                found.append(self._late(rank, axis, worst, each, others, taken[rank, axis], last_in, severity))
+        return sorted(found, key=lambda finding: -finding.weight_ns)[:3]
+
+    def _late(
+        self, rank: int, axis: str, worst: pd.Series[Any], each: float, others: int, taken: int, last_in: int, severity: Severity
+    ) -> Finding:
+        systematic = taken >= thresholds.SYSTEMATIC_COUNT and last_in > thresholds.SYSTEMATIC_SHARE * taken
+        if severity == "critical" and not systematic:
+            severity = "warning"
+        where = f"the {axis} {worst['kind']}" if axis != UNKNOWN_AXIS else f"the {worst['kind']} (axis not known)"
+        often = f"it comes last in {last_in:,} of its {taken:,} collectives there"
+        rule = "as a rule" if systematic else "which may be chance" if taken < thresholds.SYSTEMATIC_COUNT else "now and then"
+        whom = f"{others} other ranks wait {format_ns(each)} each" if others > 1 else f"another rank wait {format_ns(each)}"
+        return Finding(
+            "stragglers.rank",
+            severity,
+            f"Rank {rank} makes {whom} {self.span} at {where}: {often}, {rule}.",
+            value=each / NS_PER_US,
+            unit="us",
+            evidence=f"caused waits of rank {rank}: {plural(last_in, 'collective')} along {axis}",
+            advice=_LATE_NOW_AND_THEN if rule == "now and then" else _LATE,
+            weight_ns=int(each),
+        )
+
+    def _wait_share(self) -> list[Finding]:
+        rows = self.waits[~self.waits["pipeline"]]
+        busy, wait = int(rows["busy_ns"].sum()), int(rows["wait_ns"].sum())
+        severity = thresholds.WAIT_SHARE.of(wait / busy) if busy else None
+        if severity is None:
+            return []
+        text = f"{wait / busy:.0%} of the time inside matched collectives is waiting for the last rank, not transfer."
+        advice = "A faster network would not win this time; even work between the ranks would."
+        evidence = f"waits of {plural(int(rows['operations'].sum()), 'operation')}"
+        return [Finding("stragglers.wait_share", severity, text, wait / busy, "share", evidence, advice)]
+
+    def _pipeline(self) -> list[Finding]:
+        rows = self.waits[self.waits["pipeline"]]
+        if not len(rows) or self.step_ns <= 0:
+            return []
+        each = float(rows["wait_in_steps_ns"].sum()) / rows["rank"].nunique() / self.steps
+        if thresholds.IDLE_WAITING.of(each / self.step_ns) is None:
+            return []
+        text = f"Ranks wait {format_ns(each)} {self.span} in sends and receives for their peer ({each / self.step_ns:.0%} of it)."
+        advice = "Waits between pipeline stages are the schedule's bubble: more micro-batches, an interleaved schedule, or evener stages."
+        return [Finding("stragglers.pipeline_wait", "info", text, each / NS_PER_US, "us", "waits of point-to-point operations", advice)]
+
+    def _heatmap(self) -> Heatmap:
+        p2p = zip(self.waits["axis"].tolist(), self.waits["pipeline"].tolist(), strict=True)
+        label = [f"{axis} (send, recv)" if pipeline else axis for axis, pipeline in p2p]
+        frame = pd.DataFrame({"rank": self.waits["rank"], "label": label, "wait": self.waits["wait_in_steps_ns"] / self.steps / NS_PER_US})
+        cells = frame.pivot_table(index="rank", columns="label", values="wait", aggfunc="sum")
+        values = [[None if value != value else float(value) for value in row] for row in cells.to_numpy().tolist()]
+        note = f"Mean {self.span}."
+        if self.unmatched:
+            note += f" {self.unmatched:,} of {self.operations:,} communication operations are not matched and not in here."
+        names = [str(name) for name in cells.columns]
+        return Heatmap("Wait of each rank by axis", names, rank_labels(cells.index), values, "us", x_title="mesh axis", note=note)
+
+    def _table(self) -> Table:
+        rows = self.json()["stragglers"]
+        columns = {
+            "rank": "Rank",
+            "caused_wait_us": "Caused wait [us]",
+            "share": "Of all wait [share]",
+            "axis": "Most along axis",
+            "last_in": "Came last",
+            "collectives": "Collectives",
+            "wait_us": "Own wait [us]",
+            "pipeline_wait_us": "Own wait in send, recv [us]",
+        }
+        frame = pd.DataFrame(rows, columns=list(columns)).sort_values("caused_wait_us", ascending=False, kind="stable")
+        missing = {"axis": "caused no wait", "share": "nobody waited", "caused_wait_us": "only sends and receives are matched"}
+        return Table("Caused and own waits, whole trace", frame, columns, missing=missing, preview=4)
+
+
+def analyze(job: Job) -> Stragglers:
+    """Sum up who waited, and for whom."""
+    steps, step_ns, frame = _steps(job)
+    matched = job.operations[job.operations["match"] >= 0]
+    unmatched = len(job.operations) - len(matched)
+    rows = _matched_rows(job, matched)
+    return Stragglers(
+        _caused(rows), _waits(rows), list(job.ranks), steps, step_ns, a_step(frame), unmatched, len(job.operations)
+    )
+
+
+def _steps(job: Job) -> tuple[int, float, pd.DataFrame]:
+    """(steps a rank, mean length, their numbers)."""
+    count: dict[int, int] = {}
+    length: list[int] = []
+    number: list[int] = []
+    for window in job.windows:
+        times = step_times(window.steps, window.span)
+        rank = -1 if window.rank is None else window.rank
+        count[rank] = count.get(rank, 0) + len(times)
+        length += (times.end - times.start).tolist()
+        number += times.number.tolist()
+    mean = sum(length) / len(length) if length else 0.0
+    return max(1, *count.values()) if count else 1, mean, pd.DataFrame({"step": np.array(number, np.int64)})
+
+
+def _matched_rows(job: Job, matched: pd.DataFrame) -> pd.DataFrame:
+    """One row a matched operation with what its match says, in plain integer columns and two categoricals."""
+    axis_code, names = axes(job)
+    chosen = (job.operations["match"] >= 0).to_numpy()
+    kind, kinds = codes(matched["kind"])
+    match = matched["match"].to_numpy()
+    in_step = (job.matches["step_number"].to_numpy() != NULL)[match] if len(match) else np.empty(0, np.bool_)
+    any_steps = any(len(window.steps) for window in job.windows)
+    return pd.DataFrame(
+        {
+            "rank": matched["rank"].to_numpy().astype(np.int64),
+            "axis": coded(axis_code[chosen], names),
+            "kind": coded(kind, kinds),
+            "pipeline": np.isin(kind, [i for i, text in enumerate(kinds) if text in POINT_TO_POINT]),
+            "match": match,
+            "wait": matched["wait_ns"].to_numpy(),
+            "busy": matched["end_ns"].to_numpy() - matched["start_ns"].to_numpy(),
+            "last_rank": job.matches["last_rank"].to_numpy()[match].astype(np.int64) if len(match) else np.empty(0, np.int64),
+            "counts": in_step | (not any_steps),
+        }
+    )
+
+
+def _waits(rows: pd.DataFrame) -> pd.DataFrame:
+    if not len(rows):
+        return WAITS.empty()
+    rows = rows.assign(wait_in=rows["wait"].where(rows["counts"], 0))
+    keys = ["rank", "axis", "pipeline"]
+    sums = rows.groupby(keys, observed=True, as_index=False).agg(
+        wait_ns=("wait", "sum"), wait_in_steps_ns=("wait_in", "sum"), busy_ns=("busy", "sum"), operations=("match", "size")
+    )
+    return WAITS.check(sums[WAITS.names])
+
+
+def _caused(rows: pd.DataFrame) -> pd.DataFrame:
+    blamed = rows[~rows["pipeline"] & (rows["wait"] > 0) & (rows["rank"] != rows["last_rank"])]
+    if not len(blamed):
+        return CAUSED.empty()
+    blamed = blamed.assign(wait_in=blamed["wait"].where(blamed["counts"], 0))
+    keys = ["last_rank", "axis", "kind"]
+    sums = blamed.groupby(keys, observed=True, as_index=False).agg(
+        caused_ns=("wait", "sum"), caused_in_steps_ns=("wait_in", "sum"), others=("rank", "nunique"), last_in=("match", "nunique")
+    )
+    return CAUSED.check(sums.rename(columns={"last_rank": "rank"})[CAUSED.names])
