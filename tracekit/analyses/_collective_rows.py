@@ -103,7 +103,9 @@ def transfers(job: Job, keyed: Keyed, count: int) -> tuple[Spread, BoolArray, In
     """(transfer of each row, whether it comes from complete matches, bytes moved in those matches or NULL)."""
     match, key = _pairs(job, keyed.key)
     transfer = job.matches["transfer_ns"].to_numpy()[match]
-    whole = job.matches["complete"].to_numpy()[match]
+    # Of a group that is not recorded, the whole job is the most that can take part.
+    everybody = (job.matches["expected"] == 0) & (job.matches["ranks"] == (job.world_size or 0))
+    whole = (job.matches["complete"] | everybody).to_numpy()[match]
     measured = transfer != NULL
     complete = np.zeros(count, np.bool_)
     complete[key[measured & whole]] = True
