@@ -2,13 +2,13 @@
 
     python benchmarks/make_traces.py OUT [50MB 250MB 1GB 8x50MB 50MB.gz 250MB.gz 1GB.gz 8x50MB.gz]
 
-Each name becomes a folder of ``OUT`` with one file a rank. The job: a transformer of 16 layers, weights sharded over ``dp_shard`` (4 ranks),
-each layer split over ``tp`` (2 ranks). Host calls, operators with shapes, Python functions, launches, kernels, arrows and NCCL kernels with
-their metadata are written the way Kineto writes them (indented, microseconds with three decimals). All ranks are simulated together, so that a collective
-ends at the same moment on every rank, and starts where the rank was ready; rank 3 computes slower than the others.
+Each name becomes a folder of ``OUT`` with one file a rank. The job: a transformer of 16 layers, weights sharded over
+``dp_shard`` (4 ranks), each layer split over ``tp`` (2 ranks). Host calls, operators with shapes, Python functions, launches, kernels,
+arrows and NCCL kernels with their metadata are written the way Kineto writes them (indented, microseconds with three decimals). All ranks
+are simulated together: a collective ends at the same moment on every rank, and starts where the rank was ready; rank 3 computes slower.
 
-A few steps are simulated; every step of a file is one of them with its times, ids, sequence numbers and step number written over. That makes
-1 GB a matter of seconds.
+A few steps are simulated; every step of a file is one of them with its times, ids, sequence numbers and step number written over.
+That makes 1 GB a matter of seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 from isal import igzip
@@ -36,7 +36,7 @@ GROUPS = {SHARD: ("2", "mesh_dp_shard"), TENSOR: ("3", "mesh_tp"), 0: ("0", "def
 SIZES = {"50MB": 50, "250MB": 250, "1GB": 1000}  # 10^6 bytes
 
 
-# --- what a step does -------------------------------------------------------------------------------------------------------------------------
+# --- what a step does
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,22 @@ POINTWISE = (
     "{{lambda()#1}}::operator()() const::{{lambda(c10::BFloat16)#1}}, std::array<char*, 2ul> >(int, at::native::{}, std::array<char*, 2ul>)"
 )
 NORM = "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<c10::BFloat16, float, false>(int, float, c10::BFloat16 const*)"
-ADAM = "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::(anonymous namespace)::FusedOptimizerTensorListMetadata<4>>"
+ADAM = "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::FusedOptimizerTensorListMetadata<4>>"
+FLASH = "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, false, false, cutlass::bfloat16_t>>(Flash_fwd_params)"
 NCCL = "ncclDevKernel_{}(ncclDevKernelArgsStorage<4096ul>)"
 
 
 def _collective(name: str, kernel: str, stream: int, given: int, got: int, nanoseconds: int) -> Call:
-    operator = {"_allgather_base": "c10d::_allgather_base_", "_reduce_scatter_base": "c10d::_reduce_scatter_base_", "allreduce": "c10d::allreduce_"}[name]
-    python = "torch/distributed/distributed_c10d.py(2970): all_reduce" if name == "allreduce" else "torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py(71): __call__"
+    operator = {
+        "_allgather_base": "c10d::_allgather_base_",
+        "_reduce_scatter_base": "c10d::_reduce_scatter_base_",
+        "allreduce": "c10d::allreduce_",
+    }[name]
+    python = (
+        "torch/distributed/distributed_c10d.py(2970): all_reduce"
+        if name == "allreduce"
+        else "torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py(71): __call__"
+    )
     return Call(python, (operator, "record_param_comms"), [[got], [given]], NCCL.format(kernel), nanoseconds, stream, (name, given, got))
 
 
@@ -93,8 +102,14 @@ def _tensor_reduce() -> Call:
     return _collective("allreduce", "AllReduce_Sum_bf16_RING_LL", TENSOR, H * T, H * T, 61_000)
 
 
-def _linear(layer: int, name: str, rows: int, columns: int) -> Call:
-    return Call(f"nn.Module: Linear_{layer * 4}", ("aten::linear", "aten::matmul", "aten::mm"), [[T, rows], [rows, columns]], GEMM, T * rows * columns // 270_000)
+def _linear(layer: int, rows: int, columns: int) -> Call:
+    return Call(
+        f"nn.Module: Linear_{layer * 4}",
+        ("aten::linear", "aten::matmul", "aten::mm"),
+        [[T, rows], [rows, columns]],
+        GEMM,
+        T * rows * columns // 270_000,
+    )
 
 
 def _pointwise(python: str, name: str, size: int, extra: tuple[str, ...] = ()) -> Call:
@@ -108,25 +123,48 @@ def step_calls() -> list[Call]:
         calls.append(_gather(layer))
         norm = Call("nn.Module: LayerNorm_0", ("aten::layer_norm", "aten::native_layer_norm"), [[1, T, H], [H], [H]], NORM, 9_400)
         attention = Call(
-            "model.py(118): forward", ("aten::scaled_dot_product_attention", "aten::_flash_attention_forward"), [[1, 16, T, 128]] * 3,
-            "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, false, false, cutlass::bfloat16_t>>(flash::Flash_fwd_params)", 84_000,
+            "model.py(118): forward",
+            ("aten::scaled_dot_product_attention", "aten::_flash_attention_forward"),
+            [[1, 16, T, 128]] * 3,
+            FLASH,
+            84_000,
         )
-        calls += [norm, _linear(layer, "qkv", H, 3 * H // 2), attention, _linear(layer, "out", H // 2, H), _tensor_reduce()]
-        calls += [_pointwise("model.py(131): forward", "add", H), norm, _linear(layer, "up", H, 2 * H)]
-        calls += [_pointwise("nn.Module: GELU_0", "gelu", 2 * H), _linear(layer, "down", 2 * H, H), _tensor_reduce(), _pointwise("model.py(137): forward", "add", H)]
+        calls += [norm, _linear(layer, H, 3 * H // 2), attention, _linear(layer, H // 2, H), _tensor_reduce()]
+        calls += [_pointwise("model.py(131): forward", "add", H), norm, _linear(layer, H, 2 * H)]
+        calls += [
+            _pointwise("nn.Module: GELU_0", "gelu", 2 * H),
+            _linear(layer, 2 * H, H),
+            _tensor_reduce(),
+            _pointwise("model.py(137): forward", "add", H),
+        ]
     for layer in reversed(range(LAYERS)):
         calls.append(_gather(layer))
         for rows, columns in ((2 * H, H), (H, 2 * H), (H // 2, H), (H, 3 * H // 2)):
             backward = ("autograd::engine::evaluate_function: MmBackward0", "MmBackward0", "aten::mm")
-            product = Call("torch/autograd/graph.py(823): _engine_run_backward", backward, [[columns, T], [T, rows]], GEMM, T * rows * columns // 260_000)
-            calls += [product, product, _pointwise("torch/autograd/graph.py(823): _engine_run_backward", "mul", rows, ("autograd::engine::evaluate_function: MulBackward0",))]
+            product = Call(
+                "torch/autograd/graph.py(823): _engine_run_backward",
+                backward,
+                [[columns, T], [T, rows]],
+                GEMM,
+                T * rows * columns // 260_000,
+            )
+            calls += [
+                product,
+                product,
+                _pointwise(
+                    "torch/autograd/graph.py(823): _engine_run_backward",
+                    "mul",
+                    rows,
+                    ("autograd::engine::evaluate_function: MulBackward0",),
+                ),
+            ]
         calls += [_tensor_reduce(), _scatter()]
     calls += [Call("torch/optim/adam.py(949): adam", ("aten::_fused_adamw_",), [[12 * H * H // 8]] * 4, ADAM, 160_000)] * LAYERS
     calls.append(_collective("allreduce", "AllReduce_Sum_f32_RING_LL", 0, 1, 1, 24_000))
     return calls
 
 
-# --- when it happens ---------------------------------------------------------------------------------------------------------------------------
+# --- when it happens
 
 
 def simulate(calls: list[Call], variant: int) -> tuple[list[Placed], int]:
@@ -152,7 +190,7 @@ def simulate(calls: list[Call], variant: int) -> tuple[list[Placed], int]:
         if call.stream in (TENSOR, 0):
             free[COMPUTE] = np.maximum(free[COMPUTE], end + 1_500)
         placed.append(Placed(call, begin, ready, end))
-    length = int(max(host.max(), max(f.max() for f in free.values()))) + 400_000
+    length = int(max(host.max(), *(f.max() for f in free.values()))) + 400_000
     return placed, -(-length // 1000) * 1000
 
 
@@ -170,7 +208,7 @@ def members(stream: int, rank: int) -> list[int]:
     return [rank // 2 * 2, rank // 2 * 2 + 1] if stream == TENSOR else list(range(WORLD))
 
 
-# --- how it is written -------------------------------------------------------------------------------------------------------------------------
+# --- how it is written
 
 
 @dataclass
@@ -182,7 +220,7 @@ class Template:
     ids: int = 0
     sequences: dict[int, int] = field(default_factory=dict)
 
-    WIDTH = {"ts": 14, "id": 10, "seq": 6, "step": 4}
+    WIDTH: ClassVar = {"ts": 14, "id": 10, "seq": 6, "step": 4}
 
     def put(self, text: str) -> None:
         """Append text in which <ts:5>, <id:5>, <seq:5> and <step:0> stand for numbers; names hold none of these."""
@@ -212,16 +250,26 @@ def _event(cat: str, name: str, pid: object, tid: object, start: int, length: in
 
 def _arrow(ph: str, correlation: str, pid: object, tid: object, start: int) -> str:
     ends = ', "bp": "e"' if ph == "f" else ""
-    return f'  {{\n    "ph": "{ph}", "id": {correlation}, "pid": {pid}, "tid": {tid}, "ts": {_number("ts", start)},\n    "cat": "ac2g", "name": "ac2g"{ends}\n  }},\n'
+    where = f'"pid": {pid}, "tid": {tid}, "ts": {_number("ts", start)}'
+    return f'  {{\n    "ph": "{ph}", "id": {correlation}, {where},\n    "cat": "ac2g", "name": "ac2g"{ends}\n  }},\n'
 
 
 def step_template(placed: list[Placed], length: int, rank: int) -> Template:
     """The text of one simulated step of one rank."""
-    template, device = Template(), []
+    template = Template()
     pid = 4000 + rank
-    template.put(_event("user_annotation", "ProfilerStep#" + _number("step", 0), pid, pid, 0, length - 1_000, f'"External id": {_number("id", template.next_id())}'))
-    for one in placed:
-        device.append(_host_call(template, one, rank, pid))
+    template.put(
+        _event(
+            "user_annotation",
+            "ProfilerStep#" + _number("step", 0),
+            pid,
+            pid,
+            0,
+            length - 1_000,
+            f'"External id": {_number("id", template.next_id())}',
+        )
+    )
+    device = [_host_call(template, one, rank, pid) for one in placed]
     template.put("".join(device))
     return template
 
@@ -236,14 +284,17 @@ def _host_call(template: Template, placed: Placed, rank: int, pid: int) -> str:
     template.put(_event("python_function", call.python, pid, pid, begin, width + 4_000, python))
     own = template.next_id()
     inner = f'"Python parent id": {_number("id", parent)},"Python id": {_number("id", own)}, "Ev Idx": {_number("id", own)}'
-    template.put(_event("python_function", "torch/nn/modules/module.py(1773): _wrapped_call_impl", pid, pid, begin + 1_000, width + 2_000, inner))
+    template.put(
+        _event("python_function", "torch/nn/modules/module.py(1773): _wrapped_call_impl", pid, pid, begin + 1_000, width + 2_000, inner)
+    )
     metadata = _metadata(template, call, rank)
+    concrete, strides = json.dumps([""] * len(call.dims)), json.dumps([[d[-1], 1] if len(d) > 1 else d for d in call.dims])
     types = json.dumps(["c10::BFloat16" if dims else "Scalar" for dims in call.dims])
     for depth, name in enumerate(call.operators):
         own = template.next_id()
         args = (
-            f'"External id": {_number("id", own)},"Record function id": 0, "Concrete Inputs": {json.dumps([""] * len(call.dims))}, "Input type": {types}, '
-            f'"Input Strides": {json.dumps([[d[-1], 1] if len(d) > 1 else d for d in call.dims])}, "Input Dims": {json.dumps(call.dims)}, "Ev Idx": {_number("id", own)}'
+            f'"External id": {_number("id", own)},"Record function id": 0, "Concrete Inputs": {concrete}, "Input type": {types}, '
+            f'"Input Strides": {strides}, "Input Dims": {json.dumps(call.dims)}, "Ev Idx": {_number("id", own)}'
         )
         args += metadata if name == "record_param_comms" else ""
         template.put(_event("cpu_op", name, pid, pid, begin + 2_000 + 3_000 * depth, width - 6_000 * depth, args))
@@ -257,12 +308,14 @@ def _launch(template: Template, placed: Placed, rank: int, launch: int, operator
     stream = call.stream or 28
     correlation = _number("id", template.next_id())
     external = f'"External id": {_number("id", operator)}'
-    template.put(_event("cuda_runtime", "cudaLaunchKernel", pid, pid, launch, 4_210, f'{external}, "cbid": 211, "correlation": {correlation}'))
+    template.put(
+        _event("cuda_runtime", "cudaLaunchKernel", pid, pid, launch, 4_210, f'{external}, "cbid": 211, "correlation": {correlation}')
+    )
     template.put(_arrow("s", correlation, pid, pid, launch))
     start, end = int(placed.start[rank]), int(placed.end[rank])
     args = (
         f'{external}, "queued": 0, "device": {rank}, "context": 1,\n      "stream": {stream}, "correlation": {correlation},\n'
-        f'      "registers per thread": 168, "shared memory": 213248,\n      "blocks per SM": 1.9393939,\n      "warps per SM": 23.272728,\n'
+        f'      "registers per thread": 168, "shared memory": 213248,\n      "blocks per SM": 1.939394,\n      "warps per SM": 23.27273,\n'
         f'      "grid": [2, 64, 1],\n      "block": [384, 1, 1],\n      "est. achieved occupancy %": 0{metadata}'
     )
     return _event("kernel", call.kernel, rank, stream, start, end - start, args) + _arrow("f", correlation, rank, stream, start)
@@ -276,16 +329,16 @@ def _metadata(template: Template, call: Call, rank: int) -> str:
     ranks = members(call.stream, rank)
     sequence = template.sequences.get(call.stream, 0)
     template.sequences[call.stream] = sequence + 1
-    stride = ranks[1] - ranks[0]
+    stride, dtype = ranks[1] - ranks[0], "Float" if got == 1 else "BFloat16"
     return (
-        f', "Collective name": "{name}", "In msg nelems": {given}, "Out msg nelems": {got}, "Group size": {len(ranks)}, "dtype": "{"Float" if got == 1 else "BFloat16"}",'
+        f', "Collective name": "{name}", "In msg nelems": {given}, "Out msg nelems": {got}, "Group size": {len(ranks)}, "dtype": "{dtype}",'
         f' "In split size": "[]", "Out split size": "[]", "Global rank start": {ranks[0]}, "Global rank stride": {stride},'
         f' "Process Group Name": "{group}", "Process Group Description": "{description}", "Process Group Ranks": "{ranks}",'
         f' "Rank": {ranks.index(rank)}, "Seq": {_number("seq", sequence)}, "Is asynchronized op": true'
     )
 
 
-# --- steps to bytes ----------------------------------------------------------------------------------------------------------------------------
+# --- steps to bytes
 
 
 class Filler:
@@ -319,13 +372,29 @@ class Filler:
 def head(rank: int) -> bytes:
     """Everything before the first step."""
     groups = [
-        {"pg_name": name, "pg_desc": text, "backend_config": "cuda:nccl", "pg_size": len(members(stream, rank)), "ranks": members(stream, rank)}
+        {
+            "pg_name": name,
+            "pg_desc": text,
+            "backend_config": "cuda:nccl",
+            "pg_size": len(members(stream, rank)),
+            "ranks": members(stream, rank),
+        }
         for stream, (name, text) in sorted(GROUPS.items())
     ]
     top = {
         "schemaVersion": 1,
-        "deviceProperties": [{"id": i, "name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 84929347584, "computeMajor": 9, "computeMinor": 0} for i in range(WORLD)],
-        "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": WORLD, "pg_count": len(groups), "pg_config": groups, "nccl_version": "2.27.5"},
+        "deviceProperties": [
+            {"id": i, "name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 84929347584, "computeMajor": 9, "computeMinor": 0}
+            for i in range(WORLD)
+        ],
+        "distributedInfo": {
+            "backend": "nccl",
+            "rank": rank,
+            "world_size": WORLD,
+            "pg_count": len(groups),
+            "pg_config": groups,
+            "nccl_version": "2.27.5",
+        },
         "record_shapes": 1,
         "with_stack": 1,
         "host_name": f"node{rank // 4}",
@@ -333,9 +402,14 @@ def head(rank: int) -> bytes:
         "displayTimeUnit": "ms",
     }
     lines = [f'  "{key}": {json.dumps(value)},\n' for key, value in top.items()]
-    named = [("process_name", 4000 + rank, 0, "python3"), ("process_labels", rank, 0, f"GPU {rank}"), ("thread_name", 4000 + rank, 4000 + rank, "thread (python3)")]
+    named = [
+        ("process_name", 4000 + rank, 0, "python3"),
+        ("process_labels", rank, 0, f"GPU {rank}"),
+        ("thread_name", 4000 + rank, 4000 + rank, "thread (python3)"),
+    ]
     events = [
-        f'  {{\n    "name": "{name}", "ph": "M", "ts": 1000000000.000, "pid": {pid}, "tid": {tid},\n    "args": {{\n      "{"labels" if "label" in name else "name"}": "{text}"\n    }}\n  }},\n'
+        f'  {{\n    "name": "{name}", "ph": "M", "ts": 1000000000.000, "pid": {pid}, "tid": {tid},\n'
+        f'    "args": {{\n      "{"labels" if "label" in name else "name"}": "{text}"\n    }}\n  }},\n'
         for name, pid, tid, text in named
     ]
     return ("{\n" + "".join(lines) + '  "traceEvents": [\n' + "".join(events)).encode()
@@ -358,7 +432,12 @@ def steps(fillers: list[Filler], target: int) -> Iterator[tuple[bytes, int]]:
     for number in range(count):
         filler = fillers[number % len(fillers)]
         text = filler.fill(bases)
-        bases = {"ts": bases["ts"] + filler.length, "id": bases["id"] + filler.used["id"], "seq": bases["seq"] + filler.sequences, "step": bases["step"] + 1}
+        bases = {
+            "ts": bases["ts"] + filler.length,
+            "id": bases["id"] + filler.used["id"],
+            "seq": bases["seq"] + filler.sequences,
+            "step": bases["step"] + 1,
+        }
         yield text, bases["ts"]
 
 
@@ -366,8 +445,9 @@ def write(out: BinaryIO, rank: int, fillers: list[Filler], target: int) -> None:
     """One trace of about ``target`` bytes."""
     out.write(head(rank))
     end = START_NS
-    for text, end in steps(fillers, target):
+    for text, step_end in steps(fillers, target):
         out.write(text)
+        end = step_end
     out.write(TAIL % (end // 1000, rank))
 
 
