@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tracekit.findings import Heatmap, StackedBars
-from tracekit.report.palette import COLORS, HEAT, roles
+from tracekit.report.palette import COLORS, HEAT, PLAIN, roles
 from tracekit.report.quantity import axis_unit, quantity
 from tracekit.report.text import plotly_text
 
@@ -32,7 +32,10 @@ class BarsInfo(NamedTuple):
 
 
 class HeatInfo(NamedTuple):
-    """``values[y][x]`` in ``unit``; ``hovers`` and ``cells`` are what a reader sees there (``cells`` only where they fit)."""
+    """``values[y][x]`` in ``unit``; ``hovers`` and ``cells`` are what a reader sees there (``cells`` only where they fit).
+
+    ``numbered``: the values have no unit and are whole: numbers of things, which get a colour each instead of a scale.
+    """
 
     x_labels: list[str]
     y_labels: list[str]
@@ -40,6 +43,7 @@ class HeatInfo(NamedTuple):
     hovers: list[list[str]]
     cells: list[list[str]] | None
     unit: str
+    numbered: bool
 
 
 def bars_info(chart: StackedBars) -> BarsInfo:
@@ -97,7 +101,8 @@ def heat_info(chart: Heatmap) -> HeatInfo:
         hovers.append([f"{y_labels[y]} · {x_labels[x]}: {texts[x]}" for x in range(len(row))])
     unit, divisor = axis_unit([value for row in values for value in row], chart.unit)
     scaled = [[None if value is None else value / divisor for value in row] for row in values]
-    return HeatInfo(x_labels, y_labels, scaled, hovers, cells, unit)
+    numbered = not chart.unit and all(value.is_integer() for row in values for value in row if value is not None)
+    return HeatInfo(x_labels, y_labels, scaled, hovers, cells, unit, numbered)
 
 
 def heat_figure(info: HeatInfo, x_title: str = "", y_title: str = "") -> dict[str, Any]:
@@ -106,16 +111,12 @@ def heat_figure(info: HeatInfo, x_title: str = "", y_title: str = "") -> dict[st
         "type": "heatmap",
         "x": list(range(len(info.x_labels))),
         "y": list(range(len(info.y_labels))),
-        "z": info.values,
-        "zmin": min(0.0, min((v for row in info.values for v in row if v is not None), default=0.0)),
         "hovertext": [[plotly_text(text) for text in row] for row in info.hovers],
         "hoverinfo": "text",
         "hoverongaps": False,
         "xgap": 2 if info.cells is not None else 0,
         "ygap": 2 if info.cells is not None else 0,
-        "colorscale": [[step / (len(HEAT[0]) - 1), color] for step, color in enumerate(HEAT[0])],
-        "colorbar": {"title": {"text": plotly_text(info.unit)}, "thickness": 10, "outlinewidth": 0, "len": 1, "y": 0.5},
-        "meta": {"role": "heat"},
+        **(_numbered(info) if info.numbered else _scaled(info)),
     }
     if info.cells is not None:
         trace |= {"text": [[plotly_text(text) for text in row] for row in info.cells], "texttemplate": "%{text}"}
@@ -126,6 +127,32 @@ def heat_figure(info: HeatInfo, x_title: str = "", y_title: str = "") -> dict[st
         "yaxis": {**ticks, "autorange": "reversed", "title": {"text": plotly_text(y_title)}},
     }
     return {"data": [trace], "layout": layout}
+
+
+def _scaled(info: HeatInfo) -> dict[str, Any]:
+    present = [value for row in info.values for value in row if value is not None]
+    return {
+        "z": info.values,
+        "zmin": min([0.0, *present]),
+        "zmax": max([0.0, *present]) or 1.0,
+        "colorscale": [[step / (len(HEAT[0]) - 1), color] for step, color in enumerate(HEAT[0])],
+        "colorbar": {"title": {"text": plotly_text(info.unit)}, "thickness": 10, "outlinewidth": 0, "len": 1, "y": 0.5},
+        "meta": {"role": "heat"},
+    }
+
+
+def _numbered(info: HeatInfo) -> dict[str, Any]:
+    """Number n gets colour n of the palette, which begins again behind its last one."""
+    count = len(PLAIN)
+    steps = [[(place + side) / count, COLORS[role][0]] for place, role in enumerate(PLAIN) for side in (0, 1)]
+    return {
+        "z": [[None if value is None else (value - 1) % count for value in row] for row in info.values],
+        "zmin": -0.5,
+        "zmax": count - 0.5,
+        "colorscale": steps,
+        "showscale": False,
+        "meta": {"role": "numbered"},
+    }
 
 
 def figure(chart: StackedBars | Heatmap) -> dict[str, Any] | None:

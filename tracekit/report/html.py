@@ -62,7 +62,7 @@ def _parts(job: Job, results: Mapping[str, Result], document: Mapping[str, Any],
         palette=Markup(palette.css()),
         scripts=[_asset(name) for name in _SCRIPTS],
     )
-    before, _, after = page.encode().partition(_PLOTLY_MARK)
+    before, _, after = page.encode("utf-8", "replace").partition(_PLOTLY_MARK)
     if plotly_js == "inline":
         return [before, b"<script>", plotly_source(), b"</script>", after]
     return [before, after]

@@ -17,6 +17,9 @@ PARTS = (
 )
 
 
+ONE_TIME_LINE = "one time line"
+
+
 @dataclass(frozen=True)
 class Part:
     """One part of the mean step. ``share`` is of the step, 0 to 1."""
@@ -39,7 +42,7 @@ class Answer:
 
 def answer(document: Mapping[str, Any]) -> Answer:
     """The one-line answer, from ``breakdown``."""
-    rows = [row for row in document.get("breakdown") or [] if row.get("step_us")]
+    rows = [row for row in document.get("breakdown") or [] if row.get("step_us") and row.get("compute_us") is not None]
     if not rows:
         return Answer("No step could be broken down: see coverage for the reason.", None, (), None)
     step = _mean(rows, "step_us") or 0.0
@@ -115,7 +118,7 @@ def _clock(clock: Mapping[str, Any]) -> Fact:
     if not clock["aligned"]:
         return Fact("Clocks", "not aligned", clock["note"] or "times of different hosts cannot be compared", warns=True)
     moved = max((abs(offset) for offset in clock["offset_us"].values() if offset is not None), default=0.0)
-    value = f"corrected by up to {format_us(moved)}" if moved else "one time line"
+    value = f"corrected by up to {format_us(moved)}" if moved else ONE_TIME_LINE
     left = "" if residual is None else f"what remains: {format_us(residual)}" if residual else "nothing contradicts it"
     return Fact("Clocks", value, "; ".join(text for text in (left, clock["note"]) if text))
 
@@ -135,8 +138,10 @@ def numbers(values: Sequence[int], limit: int = 8) -> str:
 
 
 def format_us(us: float | None) -> str:
-    """Microseconds for a reader; ``–`` where not known."""
-    return "–" if us is None else format_ns(us * NS_PER_US)
+    """Microseconds for a reader (``1.25 ms``, ``0``); ``–`` where not known."""
+    if us is None:
+        return "–"
+    return format_ns(us * NS_PER_US) if us else "0"
 
 
 def percent(share: float) -> str:

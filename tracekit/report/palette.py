@@ -23,7 +23,8 @@ COLORS = {
 #: Colour scale of a heat map from nothing to the maximum.
 HEAT = (("#f1f3f1", "#f6d9b8", "#ea9a5f", "#d64a2a", "#7f1d17"), ("#1b2221", "#4a2f23", "#95452c", "#e0653f", "#ffd3a6"))
 
-_PLAIN = tuple(role for role in COLORS if role.startswith("p") and role[1:].isdigit())
+#: Colours that stand for nothing in particular, in order.
+PLAIN = tuple(role for role in COLORS if role.startswith("p") and role[1:].isdigit())
 #: First hit decides; words of a name in lower case.
 _WORDS = (
     ("hidden", "hidden"),
@@ -48,7 +49,7 @@ def roles(names: Iterable[str]) -> list[str]:
         lowered = name.lower()
         role = next((role for word, role in _WORDS if word in lowered and role not in taken), None)
         if role is None:
-            role = next((plain for plain in _PLAIN if plain not in taken), _PLAIN[len(result) % len(_PLAIN)])
+            role = next((plain for plain in PLAIN if plain not in taken), PLAIN[len(result) % len(PLAIN)])
         taken.add(role)
         result.append(role)
     return result

@@ -15,6 +15,8 @@ def quantity(value: float | None, unit: str) -> str:
     """One value with its unit (``1.25 ms``, ``67.1 MB``, ``61%``); ``–`` where there is none."""
     if value is None or not math.isfinite(value):
         return "–"
+    if value == 0 and unit in ("us", "bytes"):
+        return "0"
     if unit == "us":
         return format_ns(value * NS_PER_US)
     if unit == "bytes":

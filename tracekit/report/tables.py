@@ -98,7 +98,7 @@ def table_data(table: Table, max_rows: int = MAX_ROWS) -> TableData:
 def _column(series: pd.Series[Any], heading: str, missing: str) -> ColumnData:
     values = _plain(series)
     present = [value for value in values if value is not None]
-    missing = missing or "not measured"
+    missing = encodable(missing) or "not measured"
     numeric = bool(present) and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in present)
     if not numeric or any(isinstance(value, int) and abs(value) > _EXACT_IN_A_BROWSER for value in present):
         words = [None if value is None else _words(value) for value in values]

@@ -59,10 +59,10 @@ def timeline_data(chart: Timeline, max_spans: int = MAX_SPANS) -> TimelineData:
     if left_out:
         longest = (spans["end_us"] - spans["start_us"]).nlargest(max_spans).index
         spans = spans.loc[longest.sort_values()]
-    lane, lane_names = pd.factorize(spans["lane"].astype("str"))
-    name, names = pd.factorize(spans["name"].astype("str"))
-    category, categories = pd.factorize(spans["category"].astype("str"))
-    split = [_lane(str(text)) for text in lane_names]
+    lane, lane_names = _coded(spans["lane"])
+    name, names = _coded(spans["name"])
+    category, categories = _coded(spans["category"])
+    split = [_lane(text) for text in lane_names]
     groups = list(dict.fromkeys(group for group, _ in split))
     place = sorted(range(len(split)), key=lambda i: groups.index(split[i][0]))
     rank_of_lane = np.empty(len(split), np.int64)
@@ -78,9 +78,9 @@ def timeline_data(chart: Timeline, max_spans: int = MAX_SPANS) -> TimelineData:
         name[order].astype(np.uint32),
         np.minimum(category[order], 255).astype(np.uint8),
         np.searchsorted(lane[order], np.arange(len(split) + 1)),
-        [(encodable(split[i][0]), encodable(split[i][1])) for i in place],
-        [encodable(str(text)) for text in names],
-        [encodable(str(text)) for text in categories][:256],
+        [split[i] for i in place],
+        names,
+        categories[:256],
         left_out,
     )
 
@@ -88,15 +88,12 @@ def timeline_data(chart: Timeline, max_spans: int = MAX_SPANS) -> TimelineData:
 def by_name(chart: Timeline) -> Table:
     """The spans of a timeline summed by name: what to search for in the picture, and the picture's words for who cannot see it."""
     spans = _usable(chart.spans)
-    spans = pd.DataFrame(
-        {
-            "name": spans["name"].astype("str"),
-            "category": spans["category"].astype("str"),
-            "us": spans["end_us"] - spans["start_us"],
-        }
-    )
-    summed = spans.groupby(["name", "category"], as_index=False, sort=False)["us"].agg(["count", "sum", "max"])
+    (name, names), (category, categories) = _coded(spans["name"]), _coded(spans["category"])
+    lengths = pd.DataFrame({"name": name, "category": category, "us": spans["end_us"].to_numpy() - spans["start_us"].to_numpy()})
+    summed = lengths.groupby(["name", "category"], as_index=False, sort=False)["us"].agg(["count", "sum", "max"])
     summed = summed.sort_values("sum", ascending=False, kind="stable")
+    summed["name"] = [names[code] for code in summed["name"]]
+    summed["category"] = [categories[code] for code in summed["category"]]
     headings = {"name": "Name", "category": "Kind", "count": "Count", "sum": "Sum [us]", "max": "Longest [us]"}
     return Table("Spans by name", summed, headings)
 
@@ -107,6 +104,12 @@ def _usable(spans: pd.DataFrame) -> pd.DataFrame:
     keep &= spans["end_us"].to_numpy() >= spans["start_us"].to_numpy()
     usable: pd.DataFrame = spans[keep]
     return usable
+
+
+def _coded(column: pd.Series[Any]) -> tuple[npt.NDArray[np.int64], list[str]]:
+    """A column of names as codes and their texts, each name looked at once."""
+    codes, texts = pd.factorize(column, use_na_sentinel=False)
+    return codes.astype(np.int64), [encodable(str(text)) for text in texts]
 
 
 def _lane(text: str) -> tuple[str, str]:

@@ -8,11 +8,14 @@ for (const block of document.querySelectorAll(".block.plot")) {
   function dressed() {
     const ink = tracekit.color("--ink"), soft = tracekit.color("--soft"), line = tracekit.color("--hair");
     const axis = { gridcolor: line, zerolinecolor: line, linecolor: line, tickcolor: line, automargin: true, fixedrange: true };
-    const heat = figure.data.some((trace) => trace.meta.role === "heat");
+    const heat = figure.data.some((trace) => trace.type === "heatmap");
     for (const trace of figure.data) {
       if (trace.meta.role === "heat") {
         trace.colorscale = [0, 1, 2, 3, 4].map((step) => [step / 4, tracekit.color("--heat-" + step)]);
         trace.colorbar = { ...trace.colorbar, tickfont: { color: soft } };
+      } else if (trace.meta.role === "numbered") {
+        const count = trace.colorscale.length / 2;
+        trace.colorscale = trace.colorscale.map(([at], side) => [at, tracekit.color("--role-p" + (side >> 1) % count)]);
       } else {
         trace.marker = { ...trace.marker, color: tracekit.color("--role-" + trace.meta.role) };
       }

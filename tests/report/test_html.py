@@ -1,0 +1,192 @@
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.report.example import HOSTILE, Given, breakdown, job
+from tracekit.findings import Finding, Heatmap, Section, StackedBars, Table, Timeline
+from tracekit.mesh.mesh import Axis, Mesh
+from tracekit.report import html
+from tracekit.report.document import document
+from tracekit.report.text import encodable
+from tracekit.trace.events import Coverage
+
+RAW = {"script", "style"}
+
+
+class Page(HTMLParser):
+    """The elements of a page with their attributes, its text, and its scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.scripts: list[tuple[dict[str, str | None], str]] = []
+        self._open: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._open.append((tag, dict(attrs)))
+        if tag == "script":
+            self.scripts.append((dict(attrs), ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        while self._open and self._open.pop()[0] != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        tag = self._open[-1][0] if self._open else ""
+        if tag == "script":
+            self.scripts[-1] = (self.scripts[-1][0], self.scripts[-1][1] + data)
+        elif tag != "style":
+            self.text.append(data)
+
+    def skeleton(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Elements and the names of their attributes, without the marks around characters that act."""
+        return [(tag, tuple(attributes)) for tag, attributes in self.elements if attributes.get("class") != "ctl"]
+
+    def data(self) -> list[dict[str, object]]:
+        return [json.loads(text) for attributes, text in self.scripts if attributes.get("type") == "application/json"]
+
+
+def render(name: str, plotly_js: str = "plotly.min.js") -> str:
+    """A report in which everything that comes from a trace is called ``name``; plotly is left out to keep the tests fast."""
+    frame = pd.DataFrame({"name": pd.Series([name] * 30, dtype=object), "us": range(30)})
+    spans = pd.DataFrame({"lane": [f"rank 0 {name}"], "start_us": [0.0], "end_us": [1.0], "name": [name], "category": [name]}, dtype=object)
+    charts = [
+        StackedBars(name, [name], {name: [1.0]}, "us", name),
+        Heatmap(name, [name], [name], [[1.0]], name, [[name]], name, name, name),
+        Timeline(name, spans, name),
+        Table(name, frame, {"name": name, "us": "Time [us]"}, name, missing={"us": name}),
+    ]
+    results = {
+        "one": Given(
+            [Finding(name, "critical", name, 1.0, name, name, name)] * 9,
+            [Section(name, name, charts)],
+            {"breakdown": breakdown(), "not_measured": {name: name}},
+        )
+    }
+    given = job(
+        device=name,
+        backend=name,
+        notes=[name],
+        mesh=Mesh([Axis(name, 2)], {}, "descriptions"),
+        coverage=[Coverage(f"runs/{encodable(name)}/rank0.json", 0, "repaired", 3, 0, [name])],
+    )
+    return html.render(given, results, document(given, results), plotly_js)
+
+
+PLAIN = Page(render("plain"))
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_element_and_no_attribute_comes_from_the_trace(name: str) -> None:
+    harmless = "x" * len(name)
+    assert Page(render(name)).skeleton() == Page(render(harmless)).skeleton()
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_every_name_is_shown_as_it_is_written(name: str) -> None:
+    page = Page(render(name))
+    shown = name.replace("\x1b", "␛").replace("\x07", "␇").replace("\ud83d", "\ufffd")
+    assert shown in "".join(page.text)
+    in_data = [text for block in page.data() for text in strings(block)]
+    assert encodable(name) in in_data
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_nothing_in_an_attribute_can_act(name: str) -> None:
+    for _, attributes in Page(render(name)).elements:
+        assert not [key for key in attributes if key.startswith("on")]
+        for key in ("src", "href"):
+            assert attributes.get(key, "#").startswith(("#", "plotly.min.js"))  # type: ignore[union-attr]
+
+
+def strings(value: object) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [text for item in value for text in strings(item)] if isinstance(value, list) else []
+
+
+def test_the_title_names_the_folder_and_nothing_else() -> None:
+    assert "<title>plain · tracekit report</title>" in render("plain")
+    assert "<title>a · tracekit report</title>" in html.render(job(), {}, document(job(), {}), "plotly.min.js")
+
+
+def test_the_page_fetches_nothing() -> None:
+    page = Page(html.render(job(), {}, document(job(), {})))
+    fetching = ("src", "href", "action", "data", "srcset")
+    urls = [value for _, attributes in page.elements for key, value in attributes.items() if key in fetching]
+    assert [url for url in urls if url is None or not url.startswith("#")] == []
+    policy = next(a["content"] for tag, a in page.elements if tag == "meta" and a.get("http-equiv") == "Content-Security-Policy")
+    assert policy is not None
+    assert policy.startswith("default-src 'none';")
+    assert not {"http:", "https:", "*", "'self'", "file:"} & set(policy.replace(";", " ").split())
+    assert not [text for _, text in page.scripts[-4:] if "http" in text or "innerHTML" in text]
+    assert {tag for tag, _ in page.elements} & {"link", "iframe", "object", "embed", "base", "form", "img"} == set()
+
+
+def test_plotly_is_inside_once_and_whole() -> None:
+    text = html.render(job(), {}, document(job(), {}))
+    source = html.plotly_source().decode()
+    assert text.count(source) == 1
+    assert "</script" not in source
+    assert [script for _, script in Page(text).scripts].count(source) == 1
+
+
+def test_reports_of_one_folder_can_share_plotly() -> None:
+    text = render("plain", "../plotly.min.js")
+    assert '<script src="../plotly.min.js"></script>' in text
+    assert len(text) < 200_000
+
+
+def test_summary_comes_first_then_findings_then_sections_then_coverage() -> None:
+    ids = [attributes["id"] for tag, attributes in PLAIN.elements if tag in ("header", "section") and "id" in attributes]
+    assert ids == ["summary", "findings", "s0", "coverage"]
+    links = [attributes["href"] for tag, attributes in PLAIN.elements if tag == "a"]
+    assert links == ["#main", "#summary", "#findings", "#s0", "#coverage"]
+
+
+def test_rows_that_are_not_shown_are_in_the_data() -> None:
+    text = "".join(PLAIN.text)
+    assert "25 of 30 rows" in text
+    assert "Show all 30" in text
+    tables = [block for block in PLAIN.data() if "first" in block]
+    assert [len(block["columns"][1]["values"]) for block in tables if block["columns"][0]["title"] == "plain"] == [30]  # type: ignore[index]
+
+
+def test_a_table_that_is_cut_says_what_was_left_out() -> None:
+    section = Section("s", "", [Table("t", pd.DataFrame({"x": range(3000)}), {"x": "X"})])
+    results = {"one": Given(sections=[section])}
+    assert "The first 2,000 of 3,000 rows are in this page." in html.render(job(), results, document(job(), results), "plotly.min.js")
+
+
+def test_coverage_says_what_was_read_matched_and_known() -> None:
+    page = Page(html.render(job(), {}, document(job(), {}), "plotly.min.js"))
+    text = " ".join("".join(page.text).split())
+    assert "Communication operations: 3" in text
+    assert "matched with other ranks by group and sequence number 2 66.7%" in text.replace("</td>", "")
+    assert "memory this version of tracekit does not analyze memory yet" in text.replace("memorythis", "memory this")
+
+
+def test_an_empty_section_says_so() -> None:
+    empty = pd.DataFrame({"lane": [], "start_us": [], "end_us": [], "name": [], "category": []})
+    charts = [StackedBars("b", [], {}, "us"), Table("t", pd.DataFrame({"x": []}), {"x": "X"}), Timeline("l", empty)]
+    results = {"one": Given(sections=[Section("s", "", charts)])}
+    text = html.render(job(), results, document(job(), results), "plotly.min.js")
+    for sentence in ("Nothing to draw: not measured", "Nothing to list.", "Nothing to draw: no span was recorded."):
+        assert sentence in text
+
+
+def test_writing_replaces_an_old_report(tmp_path: Path) -> None:
+    target = tmp_path / "report.html"
+    target.write_text("old")
+    html.write(target, job(), {}, document(job(), {}))
+    assert target.read_bytes() == html.render(job(), {}, document(job(), {})).encode()
+    assert list(tmp_path.iterdir()) == [target]

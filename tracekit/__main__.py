@@ -1,0 +1,5 @@
+"""``python -m tracekit``."""
+
+from tracekit.cli.main import main
+
+main()

@@ -1,0 +1,136 @@
+"""``tracekit analyze``: traces in; a summary, one HTML report and JSON out."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tracekit.cli.common import OutputFile, job_options, load_options, voice_options
+from tracekit.errors import PartialInputError
+
+if TYPE_CHECKING:
+    from tracekit.findings import Result
+    from tracekit.job.load import LoadOptions
+    from tracekit.job.model import Job
+
+DEFAULT_REPORT = "tracekit-report.html"
+_EXAMPLES = """\b
+Examples:
+  tracekit analyze traces/
+  tracekit analyze 'traces/*.json.gz' -o run1.html --json run1.json
+  tracekit analyze s3://bucket/run1 --mesh pp=2,dp_shard=4,tp=2 --steps 2:5
+  tracekit analyze traces/ --no-report --json - | jq .findings
+
+\b
+Exit codes: 0 analyzed; 2 nothing could be read, or an option is wrong;
+3 with --strict, when a file or rank is missing or could not be read whole."""
+
+
+@click.command("analyze", epilog=_EXAMPLES)
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True)
+@click.option(
+    "-o", "--output", type=OutputFile(), help=f"Write the HTML report here instead of {DEFAULT_REPORT} in the current folder."
+)
+@click.option("--no-report", is_flag=True, help="Write no HTML report.")
+@click.option("--json", "json_file", type=OutputFile(dash=True), help="Write all figures as JSON; - is standard output.")
+@click.option("--operations", is_flag=True, help="Put every matched operation into the JSON.")
+@click.option("--strict", is_flag=True, help="Exit with 3 when anything of the job is missing or could not be read whole.")
+@job_options
+@voice_options
+def command(
+    paths: tuple[str, ...],
+    output: str | None,
+    no_report: bool,
+    json_file: str | None,
+    operations: bool,
+    strict: bool,
+    quiet: bool,
+    verbose: int,
+    **given: Any,
+) -> None:
+    """Read the traces of every rank under PATH (files, folders, globs, URLs), say where the time of a step goes, and write a report.
+
+    A trace is what torch.profiler exports: JSON, plain or compressed, one or several files a rank.
+    """
+    if no_report and output is not None:
+        raise click.UsageError("--output and --no-report exclude each other")
+    if operations and json_file is None:
+        raise click.UsageError("--operations adds to the JSON; say where it goes with --json FILE")
+    options = load_options(given)
+    report = None if no_report else output or OutputFile().convert(DEFAULT_REPORT, None, None)
+    clock = _Stopwatch(verbose > 0)
+    job, results = _analyzed(paths, options, quiet, clock)
+    document = _written(job, results, report, json_file, operations)
+    clock.lap("written")
+    if not quiet:
+        from tracekit.cli.summary import print_summary
+
+        print_summary(document, results, report, sys.stderr if json_file == "-" else sys.stdout)
+    if strict:
+        _refuse_partial(document)
+
+
+def _analyzed(paths: tuple[str, ...], options: LoadOptions, quiet: bool, clock: _Stopwatch) -> tuple[Job, Mapping[str, Result]]:
+    from tracekit import analyses
+    from tracekit.cli.progress import reading
+    from tracekit.job.load import load_job
+    from tracekit.readers.cache import prune
+
+    reducers = analyses.reducers()
+    clock.lap("started")
+    with reading(quiet) as progress:
+        job = load_job(paths, options, reducers, progress)
+    clock.lap("read")
+    results = analyses.run(job)
+    if options.cache is not None:
+        prune(options.cache)
+    clock.lap("analyzed")
+    return job, results
+
+
+def _written(job: Job, results: Mapping[str, Result], report: str | None, json_file: str | None, operations: bool) -> dict[str, Any]:
+    from tracekit.report import html
+    from tracekit.report.document import document, encode, write_atomically
+
+    found = document(job, results, operations=operations)
+    if report is not None:
+        html.write(report, job, results, found)
+    if json_file is not None:
+        data = encode(found, indent=1) + b"\n"
+        if json_file == "-":
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
+        else:
+            write_atomically(json_file, [data])
+    return found
+
+
+def _refuse_partial(document: Mapping[str, Any]) -> None:
+    from tracekit.report.coverage import incomplete
+
+    if not incomplete(document):
+        return
+    bad = [entry for entry in document["coverage"] if entry["status"] != "complete"]
+    missing = document["job"]["missing_ranks"]
+    parts = [f"{len(bad)} of {len(document['coverage'])} files were not read whole (first: {Path(bad[0]['file']).name})"] if bad else []
+    parts += [f"{len(missing)} of {document['job']['world_size']} ranks are missing"] if missing else []
+    raise PartialInputError("--strict: " + " and ".join(parts), "what could be read was analyzed; coverage says what was not")
+
+
+class _Stopwatch:
+    """Prints how long each part took, with ``-v``."""
+
+    def __init__(self, on: bool) -> None:
+        self._on = on
+        self._last = time.perf_counter()
+
+    def lap(self, what: str) -> None:
+        now = time.perf_counter()
+        if self._on:
+            click.echo(f"{what} in {now - self._last:.2f} s", err=True)
+        self._last = now

@@ -1,0 +1,121 @@
+"""``tracekit``: one command a file, loaded when it is used, and the one place where an error becomes a line and an exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import NoReturn
+
+import click
+
+from tracekit import __version__
+from tracekit.errors import TracekitError
+from tracekit.report.text import visible
+
+#: Command -> what it does. Its module is ``tracekit.cli.<command>``, which holds a click command called ``command``.
+COMMANDS = {
+    "analyze": "Read the traces of a whole job and explain where its time went.",
+}
+
+BAD_INPUT, INTERRUPTED = 2, 130
+LONGEST_LINE = 2000
+
+
+class Tracekit(click.Group):
+    """Finds commands in COMMANDS, so that ``--help`` imports none of them, and maps errors to exit codes."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """Names in the order of COMMANDS."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """The command, imported now; None for a name that is none."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"tracekit.cli.{cmd_name.replace('-', '_')}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """The commands with one line each, without loading them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command; what goes wrong ends in one line and an exit code."""
+        return guarded(lambda: super(Tracekit, self).invoke(ctx), debug=bool(ctx.params.get("debug")))
+
+
+def guarded(run: Callable[[], object], *, debug: bool) -> object:
+    """``run()``; an error becomes one line on standard error, behind its traceback when ``debug``, and click's Exit with its code."""
+    try:
+        return run()
+    except (click.ClickException, click.exceptions.Exit):
+        raise
+    except BrokenPipeError:  # the reader of our output has seen enough (| head)
+        silence_standard_output()
+        raise click.exceptions.Exit(0) from None
+    except (KeyboardInterrupt, click.Abort):
+        fail("interrupted", INTERRUPTED, debug)
+    except TracekitError as error:
+        fail(str(error), error.exit_code, debug)
+    except MemoryError:
+        fail("out of memory; --jobs 1 reads one file at a time, --ranks reads fewer", BAD_INPUT, debug)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename is not None else ""
+        fail(f"{where}{error.strerror or error}", BAD_INPUT, debug)
+    except Exception as error:  # noqa: BLE001 - the outermost frame: a user gets one line instead of a traceback
+        what = f"internal error, {type(error).__name__}: {error}"
+        fail(f"{what}; please report it with the traceback that tracekit --debug shows", BAD_INPUT, debug)
+
+
+def fail(message: str, code: int, debug: bool = False) -> NoReturn:
+    """One line on standard error, then the exit code."""
+    if debug:
+        traceback.print_exc()
+    line = visible(message)
+    click.echo(f"tracekit: {line if len(line) <= LONGEST_LINE else line[:LONGEST_LINE] + ' ...'}", err=True)
+    raise click.exceptions.Exit(code)
+
+
+def silence_standard_output() -> None:
+    """Point standard output to nothing, so that flushing it at exit cannot fail again."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@click.command(
+    cls=Tracekit,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Example: tracekit analyze traces/",
+)
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.version_option(__version__, message="tracekit %(version)s")
+def cli(debug: bool) -> None:
+    """Explain where time and bytes of a distributed PyTorch job go, from its profiler traces."""
+
+
+def main() -> NoReturn:
+    """Entry point of the ``tracekit`` command."""
+    for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a character gets a question mark, not an error
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    try:
+        code = cli.main(prog_name="tracekit", standalone_mode=False)
+        sys.stdout.flush()
+    except click.ClickException as error:
+        error.show()
+        code = BAD_INPUT
+    except click.Abort:
+        code = INTERRUPTED
+    except BrokenPipeError:
+        silence_standard_output()
+        code = 0
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+if __name__ == "__main__":
+    main()

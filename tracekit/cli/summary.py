@@ -1,0 +1,290 @@
+"""The answer in a terminal: which job, what could not be read, where the time of a step goes, and what to do about it.
+
+Everything comes from the JSON document. Names of the trace are text (never markup), and no control character of theirs reaches the
+terminal.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table as Grid
+from rich.text import Text
+
+from tracekit.findings import Result, Table
+from tracekit.report import coverage, overview
+from tracekit.report.quantity import quantity
+from tracekit.report.tables import table_data
+from tracekit.report.text import visible
+
+MOST_PROBLEMS, MOST_FINDINGS, MOST_RANKS, WORST_RANKS = 10, 8, 16, 3
+_NARROW, _LONGEST_NAME = 76, 48
+_COLUMNS = (
+    ("step_us", "step", True),
+    ("compute_us", "compute", True),
+    ("exposed_comm_us", "exposed comm", True),
+    ("hidden_comm_us", "hidden comm", False),
+    ("memory_copy_us", "exposed copies", False),
+    ("idle_us", "idle", True),
+)
+_STYLES = {"critical": "bold red", "warning": "yellow", "info": "dim"}
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # handled where all errors are; rich would exit with 1, which means "regression found"
+
+
+def console(stream: IO[str]) -> Console:
+    """A console for a terminal of any width, or for a pipe, where lines are left long."""
+    width = None if stream.isatty() or "COLUMNS" in os.environ else 200
+    return _Console(file=stream, width=width, highlight=False, markup=False, emoji=False, soft_wrap=False)
+
+
+def print_summary(
+    document: Mapping[str, Any], results: Mapping[str, Result], report: str | None, stream: IO[str] | None = None
+) -> None:
+    """Print everything; ``report`` is where the HTML was written."""
+    out = console(sys.stdout if stream is None else stream)
+    _headline(out, document)
+    _problems(out, problems(document))
+    _steps(out, document["breakdown"] or [])
+    _axes(out, by_axis(document))
+    for table in _previews(results):
+        _preview(out, table)
+    _findings(out, document["findings"])
+    if report is not None:
+        out.print(_text(f"Report: {report}", "bold"))
+
+
+def _text(words: str, style: str = "") -> Text:
+    return Text(visible(words), style=style)
+
+
+def _headline(out: Console, document: Mapping[str, Any]) -> None:
+    facts = {fact.label: fact for fact in overview.facts(document)}
+    parts = [f"{facts['Ranks'].value} ranks" if facts["Ranks"].value != "1" else "1 rank"]
+    parts += [f"mesh {facts['Mesh'].value}"] if document["job"]["mesh"]["axes"] else []
+    parts += [facts[label].value for label in ("Device", "Backend") if label in facts]
+    parts.append("no steps marked" if not document["job"]["steps"] else f"steps {facts['Steps'].value}")
+    if facts["Clocks"].value != overview.ONE_TIME_LINE:
+        parts.append(f"clocks {facts['Clocks'].value}")
+    out.print(_text(" · ".join(parts)))
+    out.print(_text(overview.answer(document).sentence, "bold"))
+
+
+def problems(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(which file, what is wrong with it), unreadable files first; one sentence that many files share is one line.
+
+    Sentences about the whole job come with an empty name.
+    """
+    shared: dict[str, list[str]] = {}
+    single: list[tuple[str, str]] = []
+    for name, entry in zip(coverage.short_names(document), document["coverage"], strict=True):
+        text = "; ".join(entry["problems"])
+        if entry["status"] in ("skipped", "truncated", "duplicate"):
+            single.append((name, text if entry["status"] in text else f"{entry['status']}: {text}" if text else entry["status"]))
+        else:
+            for problem in entry["problems"]:
+                shared.setdefault(problem, []).append(name)
+    grouped = [(_some(names), problem) for problem, names in shared.items()]
+    return [("", note) for note in document["notes"]] + single + grouped
+
+
+def _some(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+
+
+def _problems(out: Console, lines: Sequence[tuple[str, str]]) -> None:
+    for name, problem in lines[:MOST_PROBLEMS]:
+        out.print(Text("! ", style="yellow") + _text(f"{name}: {problem}" if name else problem))
+    if len(lines) > MOST_PROBLEMS:
+        out.print(_text(f"... and {len(lines) - MOST_PROBLEMS} more, see the report", "dim"))
+
+
+def rank_means(breakdown: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Mean step of each rank, in order of rank; a part that was not measured in any step is None."""
+    by_rank: dict[int, list[Mapping[str, Any]]] = {}
+    for row in breakdown:
+        by_rank.setdefault(row["rank"], []).append(row)
+    means = []
+    for rank, rows in sorted(by_rank.items()):
+        mean: dict[str, Any] = {"rank": rank}
+        for key, _, _ in _COLUMNS:
+            values = [row[key] for row in rows if row.get(key) is not None]
+            mean[key] = statistics.fmean(values) if values else None
+        means.append(mean)
+    return means
+
+
+def step_rows(breakdown: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
+    """(label, mean step) for the table: every rank, or for many ranks the spread and the ranks that compute the least of their step."""
+    means = rank_means(breakdown)
+    if len(means) <= MOST_RANKS:
+        return [(f"rank {mean['rank']}", mean) for mean in means]
+    spread: list[tuple[str, Mapping[str, Any]]] = []
+    for label, pick in (("least", min), ("median", statistics.median), ("most", max)):
+        row = {}
+        for key, _, _ in _COLUMNS:
+            values = [mean[key] for mean in means if mean[key] is not None]
+            row[key] = pick(values) if values else None
+        spread.append((label, row))
+    known = [mean for mean in means if mean["step_us"] and mean["compute_us"] is not None]
+    worst = sorted(known, key=lambda mean: mean["compute_us"] / mean["step_us"])[:WORST_RANKS]
+    return spread + [(f"rank {mean['rank']}", mean) for mean in worst]
+
+
+def _steps(out: Console, breakdown: Sequence[Mapping[str, Any]]) -> None:
+    if not breakdown:
+        return
+    many = len({row["rank"] for row in breakdown}) > MOST_RANKS
+    title = "Mean step: spread over ranks, and the ranks that compute the least" if many else "Mean step of each rank"
+    columns = [(key, name) for key, name, always in _COLUMNS if always or out.width >= _NARROW]
+    grid = _grid(["", *(name for _, name in columns)])
+    for label, mean in step_rows(breakdown):
+        grid.add_row(label, *(_part(mean, key) for key, _ in columns))
+    _print_grid(out, title, grid)
+
+
+def _part(mean: Mapping[str, Any], key: str) -> Text:
+    value, step = mean[key], mean["step_us"]
+    if value is None:
+        return Text("–", style="dim")
+    if key == "step_us" or not step:
+        return Text(overview.format_us(value))
+    return Text(f"{overview.format_us(value)} {overview.percent(value / step):>4}")
+
+
+def by_axis(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One entry a mesh axis, the most exposed first: means over ranks and steps of what ``exposed_by_axis`` holds, and the bandwidth of
+    its largest collective."""
+    rows: dict[str, list[Mapping[str, Any]]] = {}
+    for row in document["exposed_by_axis"] or []:
+        rows.setdefault(row["axis"], []).append(row)
+    steps = max(1, len({(row["rank"], row.get("step")) for row in document["breakdown"] or []}))
+    result = []
+    for axis, entries in rows.items():
+        groups = [group for group in document["process_groups"] or [] if (group["axis"] or "unknown") == axis]
+        largest = max(
+            (c for c in document["collectives"] or [] if (c["axis"] or "unknown") == axis and c.get("busbw_gb_s") is not None),
+            key=lambda c: c["full_bytes"] or 0,
+            default=None,
+        )
+        sizes = sorted({group["size"] for group in groups if group["size"]})
+        result.append(
+            {
+                "axis": axis,
+                "sizes": sizes,
+                "operations": _per_step(groups, "operations", steps),
+                "sent_bytes": _per_step(groups, "sent_bytes", steps),
+                "busy_us": _mean_over(entries, "busy_us"),
+                "exposed_us": _mean_over(entries, "exposed_us"),
+                "busbw_gb_s": largest["busbw_gb_s"] if largest else None,
+            }
+        )
+    return sorted(result, key=lambda entry: -(entry["exposed_us"] or 0.0))
+
+
+def _per_step(groups: Sequence[Mapping[str, Any]], key: str, steps: int) -> float | None:
+    values = [group[key] for group in groups if group.get(key) is not None]
+    return sum(values) / steps if values else None
+
+
+def _mean_over(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    values = [row[key] for row in rows if row.get(key) is not None]
+    return statistics.fmean(values) if values else None
+
+
+def _axes(out: Console, axes: Sequence[Mapping[str, Any]]) -> None:
+    if not axes:
+        return
+    wide = out.width >= _NARROW
+    names = ["axis", "size", "exposed", "busy", *(("ops", "sent", "busbw") if wide else ())]
+    grid = _grid(names)
+    for entry in axes:
+        cells = [
+            _text(entry["axis"]),
+            Text(" or ".join(map(str, entry["sizes"][:3])) or "–"),
+            Text(overview.format_us(entry["exposed_us"])),
+            Text(overview.format_us(entry["busy_us"])),
+        ]
+        if wide:
+            cells += [
+                Text(quantity(entry["operations"], "")),
+                Text(quantity(entry["sent_bytes"], "bytes")),
+                Text(quantity(entry["busbw_gb_s"], "GB/s")),
+            ]
+        grid.add_row(*cells)
+    _print_grid(out, "Communication by mesh axis, a rank and step", grid)
+
+
+def _previews(results: Mapping[str, Result]) -> list[Table]:
+    sections = [section for result in results.values() for section in result.sections()]
+    charts = [chart for section in sections for chart in section.charts]
+    return [chart for chart in charts if isinstance(chart, Table) and chart.preview > 0 and len(chart.frame)]
+
+
+def _preview(out: Console, table: Table) -> None:
+    """The first rows of a table, with as many of its columns as the line holds."""
+    data = table_data(table, table.preview)
+    longest = max(12, min(_LONGEST_NAME, out.width // 3))
+    texts = [[_text(_cut(text, longest)) for _, text in row] for row in data.first()]
+    headings: list[str] = []
+    room = out.width - 2
+    for index, column in enumerate(data.columns):
+        width = max(row[index].cell_len for row in texts)
+        heading = textwrap.fill(visible(column.title), max(width, 8), break_long_words=False)
+        room -= max(width, *(len(line) for line in heading.splitlines() or [""])) + 2
+        if room < 0:
+            break
+        headings.append(heading)
+    grid = _grid(headings, [column.kind == "text" for column in data.columns])
+    for row in texts:
+        grid.add_row(*row[: len(headings)])
+    left_out = [f"{data.rows} of {data.total} rows"] if data.total > data.rows else []
+    left_out += [f"{len(headings)} of {len(data.columns)} columns"] if len(headings) < len(data.columns) else []
+    _print_grid(out, f"{table.title} ({', '.join(left_out)})" if left_out else table.title, grid)
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def _findings(out: Console, findings: Sequence[Mapping[str, Any]]) -> None:
+    if not findings:
+        return
+    out.print()
+    advised: set[str] = set()
+    for finding in findings[:MOST_FINDINGS]:
+        grid = Grid.grid(padding=(0, 1))
+        grid.add_column(width=8, no_wrap=True)
+        grid.add_column(overflow="fold")
+        grid.add_row(Text(finding["severity"], style=_STYLES[finding["severity"]]), _text(finding["text"]))
+        if finding["advice"] and finding["advice"] not in advised:
+            advised.add(finding["advice"])
+            grid.add_row("", _text(finding["advice"], "dim"))
+        out.print(grid)
+    if len(findings) > MOST_FINDINGS:
+        out.print(_text(f"... and {len(findings) - MOST_FINDINGS} more findings, see the report", "dim"))
+    out.print()
+
+
+def _grid(names: Sequence[str], left: Sequence[bool] | None = None) -> Grid:
+    grid = Grid(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    for index, name in enumerate(names):
+        is_text = left[index] if left is not None else index == 0
+        grid.add_column(Text(name), justify="left" if is_text else "right", no_wrap=True, overflow="ellipsis", vertical="bottom")
+    return grid
+
+
+def _print_grid(out: Console, title: str, grid: Grid) -> None:
+    out.print()
+    out.print(_text(title, "bold"))
+    out.print(Padding(grid, (0, 0, 0, 2), expand=False))
