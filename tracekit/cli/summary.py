@@ -240,7 +240,7 @@ def _preview(out: Console, table: Table) -> None:
     room = out.width - 2
     for index, column in enumerate(data.columns):
         width = max(row[index].cell_len for row in texts)
-        heading = textwrap.fill(visible(column.title), max(width, 8), break_long_words=False)
+        heading = textwrap.fill(visible(column.title), max(width, 12), break_long_words=False)
         room -= max(width, *(len(line) for line in heading.splitlines() or [""])) + 2
         if room < 0:
             break
