@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 2 sample_traces/record_ddp.py sample_traces/ddp_gloo_2ranks
 
-A multilayer perceptron of 4 linear layers, Adam, gradients all-reduced by DistributedDataParallel over gloo. Of 6 steps the profiler sits out
-1, warms up on 2 and records 3.
+A multilayer perceptron of 4 linear layers, Adam, gradients all-reduced by DistributedDataParallel over gloo.
+Of 6 steps the profiler sits out 1, warms up on 2 and records 3.
 """
 
 import gzip
@@ -22,6 +22,7 @@ BATCH, WIDTH = 256, 256
 
 
 def build_model() -> nn.Module:
+    """A perceptron of 4 linear layers."""
     layers: list[nn.Module] = []
     for _ in range(3):
         layers += [nn.Linear(WIDTH, WIDTH), nn.ReLU()]
@@ -29,6 +30,7 @@ def build_model() -> nn.Module:
 
 
 def train(folder: Path) -> None:
+    """Trains this rank and leaves its trace in ``folder``."""
     rank = dist.get_rank()
     torch.manual_seed(rank)
     model = DistributedDataParallel(build_model(), bucket_cap_mb=0.5)
