@@ -165,7 +165,8 @@ class Collectives:
         size = f" of {format_bytes(row['full_bytes'])}" if row["full_bytes"] != NULL else ""
         speed = f" at {row['busbw_gb_s']:.3g} GB/s bus bandwidth" if row["busbw_gb_s"] == row["busbw_gb_s"] else ""
         where = f"along {row['axis']}" if row["axis"] else "on an unknown axis"
-        text = f"Most transfer time goes to the {row['kind']}{size} {where} ({row['purpose']}): {row['count']:,} of them, "
+        purpose = f" ({row['purpose']})" if row["purpose"] != "unknown" else ""
+        text = f"Most transfer time goes to the {row['kind']}{size} {where}{purpose}: {row['count']:,} of them, "
         text += f"{format_ns(row['transfer_ns'])} each{speed}."
         return [Finding("collectives.costliest", "info", text, row["transfer_ns"] / NS_PER_US, "us", self._evidence(row))]
 

@@ -109,7 +109,9 @@ class Known:
             return []
         text = f"{total - matched:,} of {total:,} communication operations are not matched with another rank's: "
         text += "they have no wait, transfer or bandwidth."
-        advice = "Give all ranks, recorded over the same steps, with a torch that writes sequence numbers (2.2 or later)."
+        advice = "Record all ranks over the same steps, with a torch that writes sequence numbers (the key Seq) into the traces."
+        if self.missing:  # said above, with what to do
+            severity, advice = "info", "Add the traces of the missing ranks."
         share = (total - matched) / total
         return [Finding("coverage.unmatched", severity, text, share, "share", "what is known of the communication", advice)]
 
@@ -135,8 +137,10 @@ class Known:
 
 
 def _sentence(text: str) -> str:
-    """With a capital and a full stop."""
-    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
+    """With a capital, unless it begins with a name (``pg_count``), and a full stop."""
+    word = text.split(" ", 1)[0]
+    first = text[:1].upper() if word.isalpha() and word.islower() else text[:1]
+    return first + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
 
 
 def analyze(job: Job) -> Known:

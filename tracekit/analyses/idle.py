@@ -36,6 +36,7 @@ from tracekit.analyses._common import (
     a_step,
     mean_by_rank,
     measured,
+    plural,
     rank_labels,
     records,
     step_frame,
@@ -238,7 +239,7 @@ class Idle:
             advice = "Keep the host ahead: CUDA graphs, torch.compile, larger batches, data loading in workers."
             if sync >= 0.2:
                 advice = "Remove what stops the host (.item(), .cpu(), printing a loss, torch.cuda.synchronize()). " + advice
-        evidence = f"idle time by cause, mean over {rows['rank'].nunique()} ranks"
+        evidence = f"idle time by cause, mean over {plural(rows['rank'].nunique(), 'rank')}"
         return Finding("idle.host_bound", severity, text, host / step, "ratio of step", evidence, advice, int(host))
 
     def _waiting(self, rows: pd.DataFrame, step: float) -> Finding | None:
@@ -248,7 +249,7 @@ class Idle:
             return None
         text = f"For {waiting / step:.0%} of {a_step(rows)} ({format_ns(waiting)}) ranks are idle waiting for a collective."
         advice = "Look at the stragglers, and remove barriers that nothing needs."
-        evidence = f"idle time by cause, mean over {rows['rank'].nunique()} ranks"
+        evidence = f"idle time by cause, mean over {plural(rows['rank'].nunique(), 'rank')}"
         return Finding("idle.waiting", severity, text, waiting / step, "ratio of step", evidence, advice, int(waiting))
 
     def _table(self) -> Table:

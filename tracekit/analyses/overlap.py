@@ -34,6 +34,7 @@ from tracekit.analyses._common import (
     coded,
     mean_by_rank,
     measured,
+    plural,
     rank_labels,
     records,
     step_frame,
@@ -159,7 +160,7 @@ class Overlap:
         share, hidden = exposed / step, 1 - exposed / comm
         severity = thresholds.EXPOSED.of(share)
         span = a_step(rows)
-        evidence = f"mean over {rows['rank'].nunique()} ranks; communication busy for {format_ns(comm)} of {span}"
+        evidence = f"mean over {plural(rows['rank'].nunique(), 'rank')}; communication busy for {format_ns(comm)} of {span}"
         if severity is None:
             text = f"{hidden:.0%} of the communication is hidden behind compute; {share:.1%} of {span} is exposed."
             return Finding("overlap.hidden", "info", text, value=hidden, unit="share", evidence=evidence)

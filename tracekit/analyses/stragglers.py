@@ -8,7 +8,7 @@ In a matched collective every rank waits from its own start until the last rank 
 
 so the straggler is the rank with the SHORTEST communication kernels. Sends and receives are left out of ``caused``: a stage that waits for
 the one before it is part of a pipeline's schedule, not a slow rank; those waits are given apart (``pipeline_wait``). Only matched
-operations count. Figures "a step" are means over the steps, of collectives that began inside one.
+operations count. Figures "a step" are means over the steps that at least two ranks recorded, of collectives that began inside one.
 
 A rank that comes last in more than SYSTEMATIC_SHARE of an axis' collectives (and there are enough of them) is late as a rule.
 """
@@ -154,7 +154,7 @@ class Stragglers:
         if severity == "critical" and not systematic:
             severity = "warning"
         where = f"the {axis} {worst['kind']}" if axis != UNKNOWN_AXIS else f"the {worst['kind']} (axis not known)"
-        often = f"it comes last in {last_in:,} of its {taken:,} collectives there"
+        often = f"it comes last in {last_in:,} of its {taken:,} collectives there" if taken > 1 else "it comes last in its only one there"
         rule = "as a rule" if systematic else "which may be chance" if taken < thresholds.SYSTEMATIC_COUNT else "now and then"
         whom = f"{others} other ranks wait {format_ns(each)} each" if others > 1 else f"another rank wait {format_ns(each)}"
         return Finding(
@@ -221,37 +221,41 @@ class Stragglers:
 
 def analyze(job: Job) -> Stragglers:
     """Sum up who waited, and for whom."""
-    steps, step_ns, frame = _steps(job)
+    shared, step_ns = _steps(job)
     matched = job.operations[job.operations["match"] >= 0]
     unmatched = len(job.operations) - len(matched)
-    rows = _matched_rows(job, matched)
+    rows = _matched_rows(job, matched, shared)
     return Stragglers(
-        _caused(rows), _waits(rows), list(job.ranks), steps, step_ns, a_step(frame), unmatched, len(job.operations)
+        caused=_caused(rows),
+        waits=_waits(rows),
+        ranks=list(job.ranks),
+        steps=max(1, len(shared)),
+        step_ns=step_ns,
+        span=a_step(pd.DataFrame({"step": np.array(sorted(shared), np.int64)})),
+        unmatched=unmatched,
+        operations=len(job.operations),
     )
 
 
-def _steps(job: Job) -> tuple[int, float, pd.DataFrame]:
-    """(steps a rank, mean length, their numbers)."""
-    count: dict[int, int] = {}
+def _steps(job: Job) -> tuple[set[int], float]:
+    """(numbers of the steps that two ranks or more recorded, mean length of all steps [ns]); NULL is the number of an unmarked window."""
+    ranks: dict[int, set[int | None]] = {}
     length: list[int] = []
-    number: list[int] = []
     for window in job.windows:
         times = step_times(window.steps, window.span)
-        rank = -1 if window.rank is None else window.rank
-        count[rank] = count.get(rank, 0) + len(times)
         length += (times.end - times.start).tolist()
-        number += times.number.tolist()
-    mean = sum(length) / len(length) if length else 0.0
-    return max(1, *count.values()) if count else 1, mean, pd.DataFrame({"step": np.array(number, np.int64)})
+        for number in times.number.tolist():
+            ranks.setdefault(number, set()).add(window.rank)
+    return {number for number, who in ranks.items() if len(who) > 1}, sum(length) / len(length) if length else 0.0
 
 
-def _matched_rows(job: Job, matched: pd.DataFrame) -> pd.DataFrame:
-    """One row a matched operation with what its match says, in plain integer columns and two categoricals."""
+def _matched_rows(job: Job, matched: pd.DataFrame, shared: set[int]) -> pd.DataFrame:
+    """One row a matched operation with what its match says; ``counts``: the match began in one of the ``shared`` steps."""
     axis_code, names = axes(job)
     chosen = (job.operations["match"] >= 0).to_numpy()
     kind, kinds = codes(matched["kind"])
     match = matched["match"].to_numpy()
-    in_step = (job.matches["step_number"].to_numpy() != NULL)[match] if len(match) else np.empty(0, np.bool_)
+    in_step = job.matches["step_number"].isin(shared - {NULL}).to_numpy()[match] if len(match) else np.empty(0, np.bool_)
     any_steps = any(len(window.steps) for window in job.windows)
     return pd.DataFrame(
         {

@@ -190,7 +190,7 @@ class StepTimeline:
         if not len(self.spans):
             return []
         title = "The whole trace" if self.step is None else f"Step {self.step}"
-        lead = "What ran when, on each stream of each rank, on one clock. Zoom in for single kernels; a collective starts when its rank arrives."
+        lead = "What ran when, on every stream, on one clock. Zoom in for single kernels. A collective starts when its rank arrives."
         return [Section("Timeline", lead, (Timeline(title, self.spans, note=self.note),))]
 
     def json(self) -> dict[str, Any]:
