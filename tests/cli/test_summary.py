@@ -144,3 +144,9 @@ def test_a_name_is_printed_as_it_is_written_and_controls_nothing(name: str) -> N
     shown = shown.replace("\u2028", "[U+2028]").replace("\u2029", "[U+2029]")
     assert f"! {shown}\n" in text
     assert f"Report: {shown}\n" in text
+
+
+def test_findings_that_repeat_a_line_about_a_file_are_left_to_the_report() -> None:
+    findings = [Finding("coverage.skipped", "warning", "1 file could not be used"), Finding("coverage.unmatched", "info", "9 are not matched")]
+    assert lines(summary(Given(findings)))[-1] == "info 9 are not matched"
+    assert "1 file could not be used" not in summary(Given(findings))

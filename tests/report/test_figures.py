@@ -93,6 +93,7 @@ def strings(value: object) -> list[str]:
 def test_one_part_has_one_colour_in_every_chart() -> None:
     assert roles(["compute", "exposed communication", "exposed copies", "idle"]) == ["compute", "exposed", "copy", "idle"]
     assert roles(["hidden communication", "exposed communication"]) == ["hidden", "exposed"]
+    assert roles(["compute", "communication", "all_reduce"]) == ["compute", "p0", "exposed"]
     assert len(set(roles([f"thing {i}" for i in range(8)]))) == 8
 
 

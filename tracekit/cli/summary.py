@@ -59,7 +59,7 @@ def print_summary(
     _axes(out, by_axis(document))
     for table in _previews(results):
         _preview(out, table)
-    _findings(out, document["findings"])
+    _findings(out, [finding for finding in document["findings"] if not _said_above(finding["id"])])
     if report is not None:
         out.print(_text(f"Report: {report}", "bold"))
 
@@ -255,6 +255,11 @@ def _preview(out: Console, table: Table) -> None:
 
 def _cut(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def _said_above(identifier: str) -> bool:
+    """True for findings that repeat what the lines about files and the job have said."""
+    return identifier.startswith("coverage.") and identifier != "coverage.unmatched"
 
 
 def _findings(out: Console, findings: Sequence[Mapping[str, Any]]) -> None:

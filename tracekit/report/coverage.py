@@ -1,4 +1,4 @@
-"""What was read, matched and known, for the last chapter of the report and for the terminal."""
+"""What was read and what was not, for the last chapter of the report and for the terminal."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any
 import pandas as pd
 
 from tracekit.findings import Table
-from tracekit.job.model import Job
-from tracekit.units import NULL
 
 _WORST_FIRST = ("skipped", "truncated", "duplicate", "repaired", "complete")
 
@@ -63,24 +61,3 @@ def files_table(document: Mapping[str, Any]) -> Table:
     }
     frame = pd.DataFrame(rows, columns=list(headings), dtype=object)
     return Table("Files", frame, headings, missing={"rank": "the file names no rank"})
-
-
-def known_table(job: Job) -> Table:
-    """How many communication operations were matched, and with which of their facts known."""
-    operations = job.operations
-    total = len(operations)
-    match = operations["match"].to_numpy()
-    by = job.matches["matched_by"].astype("str").iloc[match[match >= 0]].value_counts()
-    rows = [
-        ("matched with other ranks by group and sequence number", int(by.get("seq", 0))),
-        ("matched with other ranks by order only", int(by.get("order", 0))),
-        ("on one rank only: no wait or transfer can be told", int((match < 0).sum())),
-        ("process group known", int((operations["group"] >= 0).sum())),
-        ("mesh axis known", int((operations["axis"].astype("str") != "").sum())),
-        ("size in bytes known", int((operations["full_bytes"] != NULL).sum())),
-    ]
-    frame = pd.DataFrame(
-        [{"what": what, "count": count, "share": count / total if total else None} for what, count in rows]
-    )
-    title = f"Communication operations: {total:,}"
-    return Table(title, frame, {"what": "Of these", "count": "Operations", "share": "Share [share]"})

@@ -56,7 +56,7 @@ def _parts(job: Job, results: Mapping[str, Result], document: Mapping[str, Any],
     page = _template().render(
         **_head(document),
         sections=_chapters(sections),
-        coverage=_coverage(job, document),
+        coverage=_coverage(document),
         plotly_js=None if plotly_js == "inline" else plotly_js,
         css=_asset("style.css"),
         palette=Markup(palette.css()),
@@ -79,9 +79,9 @@ def _head(document: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _coverage(job: Job, document: Mapping[str, Any]) -> dict[str, Any]:
+def _coverage(document: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "blocks": [_table(coverage.files_table(document), "t-files"), _table(coverage.known_table(job), "t-known")],
+        "blocks": [_table(coverage.files_table(document), "t-files")],
         "notes": document["notes"],
         "not_measured": sorted(document["not_measured"].items()),
         "incomplete": coverage.incomplete(document),

@@ -11,6 +11,11 @@ COLORS = {
     "exposed": ("#d64a2a", "#ef6b4b"),
     "copy": ("#cf9a28", "#dcb04c"),
     "idle": ("#d3d8d5", "#3d4745"),
+    "c1": ("#e0873a", "#f2a862"),
+    "c2": ("#ad2f5f", "#e0708f"),
+    "c3": ("#8c3c22", "#c67552"),
+    "c4": ("#a0487f", "#d685b4"),
+    "c5": ("#b0891f", "#dcc35c"),
     "p0": ("#5a5fc0", "#8e93e6"),
     "p1": ("#1e9474", "#47bb9a"),
     "p2": ("#ad4a80", "#d479a9"),
@@ -25,6 +30,16 @@ HEAT = (("#f1f3f1", "#f6d9b8", "#ea9a5f", "#d64a2a", "#7f1d17"), ("#1b2221", "#4
 
 #: Colours that stand for nothing in particular, in order.
 PLAIN = tuple(role for role in COLORS if role.startswith("p") and role[1:].isdigit())
+#: What communicates is warm, what computes is cold.
+_EXACT = {
+    "all_reduce": "exposed",
+    "all_gather": "c1",
+    "reduce_scatter": "c2",
+    "all_to_all": "c3",
+    "send": "c4",
+    "recv": "c5",
+    "phase": "p4",
+}
 #: First hit decides; words of a name in lower case.
 _WORDS = (
     ("hidden", "hidden"),
@@ -43,9 +58,13 @@ _WORDS = (
 
 def roles(names: Iterable[str]) -> list[str]:
     """A role for each name; no two names of one chart share one while there are enough."""
-    taken: set[str] = set()
+    names = list(names)
+    taken: set[str] = {_EXACT[name] for name in names if name in _EXACT}
     result: list[str] = []
     for name in names:
+        if name in _EXACT:
+            result.append(_EXACT[name])
+            continue
         lowered = name.lower()
         role = next((role for word, role in _WORDS if word in lowered and role not in taken), None)
         if role is None:
