@@ -147,6 +147,7 @@ def test_a_name_is_printed_as_it_is_written_and_controls_nothing(name: str) -> N
 
 
 def test_findings_that_repeat_a_line_about_a_file_are_left_to_the_report() -> None:
-    findings = [Finding("coverage.skipped", "warning", "1 file could not be used"), Finding("coverage.unmatched", "info", "9 are not matched")]
+    findings = [Finding("coverage.skipped", "warning", "1 file could not be used")]
+    findings += [Finding("coverage.unmatched", "info", "9 are not matched")]
     assert lines(summary(Given(findings)))[-1] == "info 9 are not matched"
     assert "1 file could not be used" not in summary(Given(findings))

@@ -77,7 +77,7 @@ def render(name: str, plotly_js: str = "plotly.min.js") -> str:
         mesh=Mesh([Axis(name, 2)], {}, "descriptions"),
         coverage=[Coverage(f"runs/{encodable(name)}/rank0.json", 0, "repaired", 3, 0, [name])],
     )
-    return html.render(given, results, document(given, results), plotly_js)
+    return html.render(results, document(given, results), plotly_js)
 
 
 PLAIN = Page(render("plain"))
@@ -116,11 +116,11 @@ def strings(value: object) -> list[str]:
 
 def test_the_title_names_the_folder_and_nothing_else() -> None:
     assert "<title>plain · tracekit report</title>" in render("plain")
-    assert "<title>a · tracekit report</title>" in html.render(job(), {}, document(job(), {}), "plotly.min.js")
+    assert "<title>a · tracekit report</title>" in html.render({}, document(job(), {}), "plotly.min.js")
 
 
 def test_the_page_fetches_nothing() -> None:
-    page = Page(html.render(job(), {}, document(job(), {})))
+    page = Page(html.render({}, document(job(), {})))
     fetching = ("src", "href", "action", "data", "srcset")
     urls = [value for _, attributes in page.elements for key, value in attributes.items() if key in fetching]
     assert [url for url in urls if url is None or not url.startswith("#")] == []
@@ -133,7 +133,7 @@ def test_the_page_fetches_nothing() -> None:
 
 
 def test_plotly_is_inside_once_and_whole() -> None:
-    text = html.render(job(), {}, document(job(), {}))
+    text = html.render({}, document(job(), {}))
     source = html.plotly_source().decode()
     assert text.count(source) == 1
     assert "</script" not in source
@@ -164,7 +164,7 @@ def test_rows_that_are_not_shown_are_in_the_data() -> None:
 def test_a_table_that_is_cut_says_what_was_left_out() -> None:
     section = Section("s", "", [Table("t", pd.DataFrame({"x": range(3000)}), {"x": "X"})])
     results = {"one": Given(sections=[section])}
-    assert "The first 2,000 of 3,000 rows are in this page." in html.render(job(), results, document(job(), results), "plotly.min.js")
+    assert "The first 2,000 of 3,000 rows are in this page." in html.render(results, document(job(), results), "plotly.min.js")
 
 
 def test_coverage_says_what_was_read_and_what_was_not() -> None:
@@ -172,7 +172,7 @@ def test_coverage_says_what_was_read_and_what_was_not() -> None:
         coverage=[Coverage("runs/a/rank0.json", 0, events=40), Coverage("runs/a/b.json", None, "skipped", problems=["no traceEvents"])],
         notes=["1 of 2 ranks is readable"],
     )
-    page = Page(html.render(given, {}, document(given, {}), "plotly.min.js"))
+    page = Page(html.render({}, document(given, {}), "plotly.min.js"))
     files = next(block for block in page.data() if block["columns"][0]["title"] == "File")  # type: ignore[index]
     columns = {column["title"]: column["values"] for column in files["columns"]}  # type: ignore[attr-defined]
     assert columns["File"] == ["b.json", "rank0.json"]
@@ -186,7 +186,7 @@ def test_an_empty_section_says_so() -> None:
     empty = pd.DataFrame({"lane": [], "start_us": [], "end_us": [], "name": [], "category": []})
     charts = [StackedBars("b", [], {}, "us"), Table("t", pd.DataFrame({"x": []}), {"x": "X"}), Timeline("l", empty)]
     results = {"one": Given(sections=[Section("s", "", charts)])}
-    text = html.render(job(), results, document(job(), results), "plotly.min.js")
+    text = html.render(results, document(job(), results), "plotly.min.js")
     for sentence in ("Nothing to draw: not measured", "Nothing to list.", "Nothing to draw: no span was recorded."):
         assert sentence in text
 
@@ -194,6 +194,6 @@ def test_an_empty_section_says_so() -> None:
 def test_writing_replaces_an_old_report(tmp_path: Path) -> None:
     target = tmp_path / "report.html"
     target.write_text("old")
-    html.write(target, job(), {}, document(job(), {}))
-    assert target.read_bytes() == html.render(job(), {}, document(job(), {})).encode()
+    html.write(target, {}, document(job(), {}))
+    assert target.read_bytes() == html.render({}, document(job(), {})).encode()
     assert list(tmp_path.iterdir()) == [target]

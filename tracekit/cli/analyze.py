@@ -99,7 +99,7 @@ def _written(job: Job, results: Mapping[str, Result], report: str | None, json_f
 
     found = document(job, results, operations=operations)
     if report is not None:
-        html.write(report, job, results, found)
+        html.write(report, results, found)
     if json_file is not None:
         data = encode(found, indent=1) + b"\n"
         if json_file == "-":

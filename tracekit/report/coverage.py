@@ -56,7 +56,7 @@ def files_table(document: Mapping[str, Any]) -> Table:
         "rank": "Rank",
         "status": "Read",
         "events": "Events",
-        "arrows": "Arrows, not needed",
+        "arrows": "Arrows",
         "problems": "What was found",
     }
     frame = pd.DataFrame(rows, columns=list(headings), dtype=object)

@@ -18,7 +18,6 @@ from markupsafe import Markup, escape
 
 from tracekit.errors import TracekitError
 from tracekit.findings import Chart, Result, Section, Table, Timeline
-from tracekit.job.model import Job
 from tracekit.report import coverage, figures, overview, palette
 from tracekit.report.document import encode, write_atomically
 from tracekit.report.tables import table_data
@@ -30,16 +29,14 @@ _SCRIPTS = ("page.js", "tables.js", "charts.js", "timeline.js")
 _PLOTLY_MARK = b"<!--plotly-->"
 
 
-def render(job: Job, results: Mapping[str, Result], document: Mapping[str, Any], plotly_js: str = "inline") -> str:
+def render(results: Mapping[str, Result], document: Mapping[str, Any], plotly_js: str = "inline") -> str:
     """The whole page. ``plotly_js`` is 'inline', or a relative path that several reports of one folder share."""
-    return b"".join(_parts(job, results, document, plotly_js)).decode()
+    return b"".join(_parts(results, document, plotly_js)).decode()
 
 
-def write(
-    path: str | os.PathLike[str], job: Job, results: Mapping[str, Result], document: Mapping[str, Any], plotly_js: str = "inline"
-) -> None:
+def write(path: str | os.PathLike[str], results: Mapping[str, Result], document: Mapping[str, Any], plotly_js: str = "inline") -> None:
     """Write the page; an existing file is replaced only when the new one is whole. Raises OSError."""
-    write_atomically(path, _parts(job, results, document, plotly_js))
+    write_atomically(path, _parts(results, document, plotly_js))
 
 
 @cache
@@ -51,7 +48,7 @@ def plotly_source() -> bytes:
     return (Path(spec.origin).parent / "package_data" / "plotly.min.js").read_bytes()
 
 
-def _parts(job: Job, results: Mapping[str, Result], document: Mapping[str, Any], plotly_js: str) -> Iterable[bytes]:
+def _parts(results: Mapping[str, Result], document: Mapping[str, Any], plotly_js: str) -> Iterable[bytes]:
     sections = [section for result in results.values() for section in result.sections()]
     page = _template().render(
         **_head(document),

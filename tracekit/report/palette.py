@@ -38,7 +38,7 @@ _EXACT = {
     "all_to_all": "c3",
     "send": "c4",
     "recv": "c5",
-    "phase": "p4",
+    "phase": "p0",
 }
 #: First hit decides; words of a name in lower case.
 _WORDS = (

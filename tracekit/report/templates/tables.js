@@ -68,7 +68,8 @@ for (const block of document.querySelectorAll(".block.table")) {
       line.append(...table.columns.map((column) => cell(column, column.values[row])));
       return line;
     }));
-    count.textContent = shown.length + " of " + rows.length + " rows" + (words.length ? " that match, " + table.size + " in all" : "");
+    const part = shown.length < rows.length ? shown.length + " of " : "";
+    count.textContent = part + rows.length + (rows.length === 1 ? " row" : " rows") + (words.length ? (rows.length === 1 ? " that matches, " : " that match, ") + table.size + " in all" : "");
     if (more) { more.hidden = rows.length <= table.first; more.textContent = all ? "Show fewer" : "Show all " + rows.length; }
   }
 
