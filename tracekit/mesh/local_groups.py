@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from tracekit.mesh.process_groups import LARGEST_WORLD, NO_DESCRIPTION, LocalGroup
+from tracekit.mesh.process_groups import DEFAULT_GROUP, LARGEST_WORLD, NO_DESCRIPTION, LocalGroup, same_description, some
 from tracekit.trace.events import Int32Array, Int64Array, RankTables
 from tracekit.units import NULL
 
-
-@dataclass(frozen=True)
-class _Draft:
-    """One mention of a group: in ``pg_config``, or in the arguments of a collective."""
-
-    name: str
-    description: str
-    ranks: tuple[int, ...] | None
-    known: tuple[int, ...]
-    size: int
-    start: int = NULL
-    stride: int = NULL
-    backend: str = ""
+#: torch writes at most this many members of a group as text.
+TORCH_CUTS_AT = 30
+#: A rank is in some hundred groups at most; a trace that tells of more than this is broken, and the rest is left out.
+MOST_GROUPS = 4096
+#: Members of all rank lists of one trace that are built rather than read.
+_MOST_BUILT = 4 * LARGEST_WORLD
+_TEXTS = ("Process Group Name", "Process Group Description", "Process Group Ranks")
+_NUMBERS = ("Process Group ID", "Group size", "Global rank start", "Global rank stride")
 
 
 def local_groups(tables: RankTables) -> tuple[list[LocalGroup], Int32Array]:
@@ -32,24 +28,70 @@ def local_groups(tables: RankTables) -> tuple[list[LocalGroup], Int32Array]:
     Mentions of one group are put together: a list that one mention cuts is taken whole from another, or rebuilt from start, stride and size
     where those agree with what is visible. What stays unknown is noted in ``tables.coverage``.
     """
-    world_size, own = _world(tables)
-    groups: list[_Draft] = []
-    for entry in _configured(tables, world_size):
-        _place(groups, entry)
-    mentions, inverse = _mentions(tables)
-    places = [-1 if draft is None else _place(groups, draft) for draft in mentions]
-    finished = [_finished(draft, world_size, own) for draft in groups]
-    for group in finished:
-        if group.ranks is None and group.size != 1 and (group.known or group.size):
-            label = group.description if group.description not in NO_DESCRIPTION else group.name
-            tables.coverage.note(f"process group {label}: only {len(group.known)} of {group.size or 'unknown'} members are recorded")
-    return finished, np.array([*places, -1], np.int32)[inverse]
-
-
-def _world(tables: RankTables) -> tuple[int, int]:
+    world = _World.of(tables)
+    found = _Found(world)
     info = tables.metadata.get("distributedInfo")
-    info = info if isinstance(info, dict) else {}
-    return _integer(info.get("world_size"), 0), _integer(info.get("rank"), -1)
+    entries = info.get("pg_config") if isinstance(info, dict) else None
+    for entry in entries if isinstance(entries, list) else []:
+        if isinstance(entry, dict):
+            found.place(_configured(entry, world))
+    configured = len(found.groups)
+    counted = _integer(info.get("pg_count"), configured) if isinstance(info, dict) else configured
+    if configured and counted != configured:
+        world.notes.append(f"pg_count is {counted}, {configured} process groups are listed: the listed ones are used")
+    mentions, inverse = _mentions(tables, world)
+    places = [-1 if mention is None else found.place(mention) for mention in mentions]
+    if configured and len(found.groups) > configured:
+        unlisted = [_label(group) for group in found.groups[configured:]]
+        world.notes.append(f"collectives run on process groups that pg_config does not list: {some(unlisted)}")
+    for note in dict.fromkeys([*world.notes, *_unknown(found.groups)]):
+        tables.coverage.note(note)
+    groups = [LocalGroup(g.name, g.description, g.ranks, g.size, g.known if g.ranks is None else (), g.backend) for g in found.groups]
+    return groups, np.array([*places, -1], np.int32)[inverse]
+
+
+@dataclass(frozen=True)
+class _Mention:
+    """What one entry of ``pg_config``, or the arguments of a collective, say of a group. ``known`` are the readable members."""
+
+    name: str
+    description: str
+    ranks: tuple[int, ...] | None
+    known: tuple[int, ...]
+    size: int
+    backend: str = ""
+    named: bool = True  # False: the name is only a number of torch 2.3 that most often equals it, or there is none
+
+
+@dataclass
+class _World:
+    """What the trace says of the whole job (0 and -1: nothing), the lists built so far, and sentences for the user."""
+
+    size: int
+    own: int
+    built: dict[tuple[int, int, int], tuple[int, ...]] = field(default_factory=dict)
+    members: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, tables: RankTables) -> _World:
+        """From ``distributedInfo``."""
+        info = tables.metadata.get("distributedInfo")
+        info = info if isinstance(info, dict) else {}
+        return cls(_size(info.get("world_size")), _integer(info.get("rank"), -1))
+
+    def list_of(self, start: int, stride: int, size: int) -> tuple[int, ...] | None:
+        """``size`` ranks from ``start`` at distance ``stride``; None for a list that no job has, or one too many for memory."""
+        last = start + stride * (size - 1)
+        if not 0 <= start <= last < (self.size or LARGEST_WORLD) or size > LARGEST_WORLD:
+            return None
+        key = (start, stride, size)
+        if key not in self.built:
+            if self.members + size > _MOST_BUILT:
+                return None
+            self.members += size
+            self.built[key] = tuple(range(start, last + 1, max(1, stride)))
+        return self.built[key]
 
 
 def _integer(value: Any, default: int) -> int:
@@ -60,123 +102,179 @@ def _integer(value: Any, default: int) -> int:
     return number if abs(number) < 2**31 else default
 
 
-def _configured(tables: RankTables, world_size: int) -> list[_Draft]:
-    info = tables.metadata.get("distributedInfo")
-    entries = info.get("pg_config") if isinstance(info, dict) else None
-    drafts = []
-    for entry in entries if isinstance(entries, list) else []:
-        if isinstance(entry, dict):
-            size = _integer(entry.get("pg_size"), 0)
-            ranks, known = parse_ranks(entry.get("ranks"))
-            if ranks == () and world_size and size in (0, world_size) and world_size <= LARGEST_WORLD:
-                ranks = known = tuple(range(world_size))  # an empty list stands for the whole world
-            elif ranks == ():
-                ranks = None
-            drafts.append(
-                _Draft(
-                    str(entry.get("pg_name", "")),
-                    str(entry.get("pg_desc", "")),
-                    ranks,
-                    known,
-                    size or len(ranks or ()),
-                    backend=str(entry.get("backend_config", "")),
-                )
-            )
-    counted = _integer(info.get("pg_count"), len(drafts)) if isinstance(info, dict) else len(drafts)
-    if drafts and counted != len(drafts):
-        tables.coverage.note(f"pg_count says {counted} process groups, {len(drafts)} are listed: the listed ones are used")
-    return drafts
+def _size(value: Any) -> int:
+    """A number of ranks; 0 for one that no job has."""
+    number = _integer(value, 0)
+    return number if 0 < number <= LARGEST_WORLD else 0
+
+
+def _configured(entry: dict[str, Any], world: _World) -> _Mention:
+    listed = entry.get("ranks")
+    ranks, known = parse_ranks(listed)
+    size = _size(entry.get("pg_size"))
+    if ranks == () and size in (0, world.size):
+        size = world.size  # an empty list stands for the whole world
+    mention = _Mention(_text(entry.get("pg_name")), _text(entry.get("pg_desc")), ranks, known, size, _text(entry.get("backend_config")))
+    return _checked(mention, world)
+
+
+def _text(value: Any) -> str:
+    return str(value) if isinstance(value, str | int) else ""
 
 
 def parse_ranks(value: Any) -> tuple[tuple[int, ...] | None, tuple[int, ...]]:
     """(whole list or None, readable members) of a rank list: a JSON list or text such as ``[0, 1, ..., 29, ...]`` that may be cut."""
     if isinstance(value, list):
-        items = [str(v) for v in value[:LARGEST_WORLD]]
+        items = [str(v) if isinstance(v, str | int) else "" for v in value[: LARGEST_WORLD + 1]]
     elif isinstance(value, str):
-        items = [part.strip() for part in value[: 12 * LARGEST_WORLD].strip().strip("[]()").split(",") if part.strip()]
+        text = value.strip().removeprefix("[").removesuffix("]").rstrip(", ")
+        items = [part.strip() for part in text.split(",", LARGEST_WORLD)] if text else []
     else:
         return None, ()
     known: list[int] = []
     for item in items:
-        if not item.isascii() or not item.isdigit() or len(item) > 9:
+        if not (item.isascii() and item.isdigit() and len(item) <= 7 and int(item) < LARGEST_WORLD):
             break
         known.append(int(item))
-    whole = len(known) == len(items) and len(set(known)) == len(known)
+    whole = len(known) == len(items) <= LARGEST_WORLD
+    if len(set(known)) != len(known):
+        return None, ()  # a rank is in a group once: the list is not one
     return (tuple(known) if whole else None), tuple(known)
 
 
-def _mentions(tables: RankTables) -> tuple[list[_Draft | None], Int64Array]:
-    """The distinct mentions among the arguments of collectives, and which of them each row is."""
+def _mentions(tables: RankTables, world: _World) -> tuple[list[_Mention | None], Int64Array]:
+    """The distinct mentions among the arguments of collectives, and which of them each row is (one past the end: none)."""
     side = tables.side["communication"]
-    names = ("Process Group Name", "Process Group ID", "Process Group Description", "Process Group Ranks")
-    numbers = ("Group size", "Global rank start", "Global rank stride")
     if not len(side):
         return [], np.empty(0, np.int64)
-    stack = np.stack([side.columns[c].astype(np.int64) for c in (*names, *numbers)], axis=1)
-    distinct, inverse = np.unique(stack, axis=0, return_inverse=True)
-    return [_mention(tables, *row) for row in distinct.tolist()], inverse.reshape(-1).astype(np.int64)
+    columns = [side.columns[name].astype(np.int64) for name in (*_TEXTS, *_NUMBERS)]
+    combined = np.zeros(len(side), np.int64)
+    for column in columns:  # the combination so far and the next column, both counted from 0: their product fits
+        values, codes = np.unique(column, return_inverse=True)
+        combined = np.unique(combined * len(values) + codes, return_inverse=True)[1].astype(np.int64)
+    _, first = np.unique(combined, return_index=True)
+    if len(first) > MOST_GROUPS:
+        world.notes.append(f"collectives name {len(first)} different process groups: {MOST_GROUPS} are told apart")
+        first = first[:MOST_GROUPS]
+    rows = zip(*(column[first].tolist() for column in columns), strict=True)
+    return [_mention(tables, world, *row) for row in rows], np.minimum(combined, len(first))
 
 
-def _mention(tables: RankTables, name: int, number: int, description: int, ranks: int, size: int, start: int, stride: int) -> _Draft | None:
-    text = tables.text(name) if name > 0 else ("" if number == NULL else str(number))
-    whole, known = parse_ranks(tables.text(ranks)) if ranks > 0 else (None, ())
-    if whole == ():
-        whole = None
-    if not text and not known and start == NULL:
+def _mention(
+    tables: RankTables, world: _World, name: int, described: int, listed: int, number: int, size: int, start: int, stride: int
+) -> _Mention | None:
+    """From one combination of string codes and numbers; None where it names no group and no members."""
+    ranks, known = parse_ranks(tables.text(listed)) if listed > 0 else (None, ())
+    text = tables.text(name) or ("" if number == NULL else str(number))
+    if not text and not known and NULL in (start, stride):
         return None
-    if whole is not None and size > 0 and size != len(whole):
-        whole = None  # the list and the size contradict each other
-    size = size if size > 0 else len(whole or ())
-    return _Draft(text, tables.text(description), whole, known, size, start, stride)
+    mention = _Mention(text, tables.text(described), ranks, known, _size(size), named=bool(tables.text(name)))
+    if not known and size == world.size > 0 and start == 0 and stride == 1:
+        mention = replace(mention, ranks=world.list_of(0, 1, world.size))
+    elif not mention.ranks and mention.size:
+        mention = replace(mention, ranks=_rebuilt(mention, start, stride, world))
+    mention = _checked(mention, world)
+    return mention if text or mention.known else None
 
 
-def _place(groups: list[_Draft], draft: _Draft) -> int:
-    """Index of the group that this mention belongs to; a new one where none fits. The stored group learns from the mention."""
-    for index, group in enumerate(groups):
-        if _same(group, draft):
-            groups[index] = _Draft(
-                group.name or draft.name,
-                group.description if group.description not in NO_DESCRIPTION else draft.description or group.description,
-                group.ranks if group.ranks is not None else draft.ranks,
-                max(group.known, draft.known, key=len),
-                group.size or draft.size,
-                group.start if group.start != NULL else draft.start,
-                group.stride if group.stride != NULL else draft.stride,
-                group.backend,
-            )
-            return index
-    groups.append(draft)
-    return len(groups) - 1
+def _rebuilt(mention: _Mention, start: int, stride: int, world: _World) -> tuple[int, ...] | None:
+    """The members by start, stride and size, where that agrees with all that is known.
+
+    torch writes start 0 and stride 1 also where it was not told the members, and stride -1 where they are irregular. So 0 and 1 count for
+    nothing unless the first members are there to confirm it.
+    """
+    if NULL in (start, stride) or (stride < 1 and mention.size > 1):
+        return None
+    if not mention.known and ((start, stride) == (0, 1) or mention.size == 1):
+        return None
+    ranks = world.list_of(start, stride, mention.size)
+    if ranks is None or ranks[: len(mention.known)] != mention.known:
+        return None
+    return ranks if mention.known or world.own < 0 or world.own in ranks else None
 
 
-def _same(a: _Draft, b: _Draft) -> bool:
-    if a.name != b.name or (a.size and b.size and a.size != b.size):
+def _checked(mention: _Mention, world: _World) -> _Mention:
+    """The mention with members and size that agree: a list cut without a sign is no whole list, a whole list decides the size."""
+    ranks, size = mention.ranks or None, mention.size
+    if ranks is not None and len(ranks) == TORCH_CUTS_AT < size:
+        ranks = None
+    if ranks is None and size > 0 and size == world.size and all(rank < size for rank in mention.known):
+        ranks = world.list_of(0, 1, size)  # as many members as there are ranks
+    if ranks is None and mention.description == DEFAULT_GROUP and not size and world.size:
+        ranks = world.list_of(0, 1, world.size)
+    if ranks is None:
+        size = size if size >= len(mention.known) else 0
+        return replace(mention, ranks=None, size=size)
+    if size and size != len(ranks):
+        world.notes.append(f"process group {_label(mention)}: the size is given as {size}, the list has {len(ranks)} members and is used")
+    return replace(mention, ranks=ranks, known=ranks, size=len(ranks))
+
+
+def _label(mention: _Mention) -> str:
+    described = mention.description not in (*NO_DESCRIPTION, DEFAULT_GROUP)
+    return some([mention.description if described else mention.name or mention.description or "without a name"])
+
+
+class _Found:
+    """The groups found so far, each with all that its mentions say."""
+
+    def __init__(self, world: _World) -> None:
+        self.groups: list[_Mention] = []
+        self.by_name: dict[str, list[int]] = {}
+        self.world = world
+
+    def place(self, mention: _Mention) -> int:
+        """Index of the group that this mention belongs to; a new one where none fits; -1 where there are too many."""
+        place = self._fitting(mention)
+        if place >= 0:
+            self.groups[place] = _merged(self.groups[place], mention)
+            return place
+        if len(self.groups) >= MOST_GROUPS:
+            self.world.notes.append(f"there are more than {MOST_GROUPS} process groups: the others are left out")
+            return -1
+        self.groups.append(mention)
+        self.by_name.setdefault(mention.name, []).append(len(self.groups) - 1)
+        return len(self.groups) - 1
+
+    def _fitting(self, mention: _Mention) -> int:
+        for place in self.by_name.get(mention.name, []):
+            if _same(self.groups[place], mention):
+                return place
+        if mention.named or mention.ranks is None:
+            return -1
+        alike = [i for i, group in enumerate(self.groups) if group.ranks == mention.ranks]
+        alike = [i for i in alike if same_description(self.groups[i].description, mention.description)]
+        return alike[0] if len(alike) == 1 else -1
+
+
+def _same(a: _Mention, b: _Mention) -> bool:
+    """Whether two mentions of one name can be of one group."""
+    if (a.size and b.size and a.size != b.size) or not same_description(a.description, b.description):
         return False
-    known = [d for d in (a.description, b.description) if d not in NO_DESCRIPTION]
-    if len(known) == 2 and known[0] != known[1]:
-        return False
+    if a.ranks is not None and b.ranks is not None:
+        return a.ranks == b.ranks
     shared = min(len(a.known), len(b.known))
     return a.known[:shared] == b.known[:shared]
 
 
-def _finished(draft: _Draft, world_size: int, own: int) -> LocalGroup:
-    ranks = draft.ranks
-    if ranks is None and 0 < draft.size <= LARGEST_WORLD:
-        ranks = _rebuilt(draft, world_size, own)
-    known = ranks if ranks is not None else draft.known
-    return LocalGroup(draft.name, draft.description, ranks, draft.size or len(known), known if ranks is None else (), draft.backend)
+def _merged(group: _Mention, mention: _Mention) -> _Mention:
+    whole = group.ranks if group.ranks is not None else mention.ranks
+    return replace(
+        group,
+        description=group.description if group.description not in NO_DESCRIPTION else mention.description or group.description,
+        ranks=whole,
+        known=whole if whole is not None else max(group.known, mention.known, key=len),
+        size=group.size or mention.size,
+    )
 
 
-def _rebuilt(draft: _Draft, world_size: int, own: int) -> tuple[int, ...] | None:
-    """The members by start, stride and size, if that agrees with every member that is visible (and with this rank being one)."""
-    if draft.description == "default_pg" and draft.size == world_size:
-        return tuple(range(world_size))
-    if draft.start == NULL or draft.stride == NULL or draft.start < 0 or (draft.stride < 1 and draft.size > 1):
-        return None
-    last = draft.start + draft.stride * (draft.size - 1)
-    if last > LARGEST_WORLD or (world_size and last >= world_size):
-        return None
-    ranks = tuple(range(draft.start, last + 1, max(1, draft.stride)))
-    if draft.known:
-        return ranks if ranks[: len(draft.known)] == draft.known else None
-    return ranks if own in ranks else None
+def _unknown(groups: Sequence[_Mention]) -> list[str]:
+    """Sentences on groups whose members are not all recorded."""
+    partial = [group for group in groups if group.ranks is None and group.size != 1 and (group.size or group.known)]
+    notes = []
+    for group in partial[:8]:
+        of = group.size or "an unknown number of"
+        notes.append(f"process group {_label(group)}: only {len(group.known)} of {of} members are recorded")
+    if len(partial) > len(notes):
+        notes.append(f"the members of {len(partial) - len(notes)} more process groups are not all recorded")
+    return notes

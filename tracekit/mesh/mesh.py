@@ -9,16 +9,20 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise, product
+from dataclasses import dataclass, replace
+from itertools import product
 
 from tracekit.errors import UsageError
-from tracekit.mesh.names import axis_of_description
-from tracekit.mesh.process_groups import LARGEST_WORLD, ProcessGroup, ProcessGroups
+from tracekit.mesh.lattice import Span, spans
+from tracekit.mesh.layout import Placed, layout, span_of_axes
+from tracekit.mesh.names import axis_of_description, is_overlay
+from tracekit.mesh.process_groups import DEFAULT_GROUP, ProcessGroup, ProcessGroups, some
 
-#: Axes that are their own dimension of the mesh; ``ep`` and flattened meshes re-use the ranks of these.
-_OWN_DIMENSION = ("pp", "dp_replicate", "dp_shard", "dp", "fsdp", "cp", "tp", "replicate", "shard")
+#: The axis of a group of all ranks in a job that has more than this one axis, or none that is known by name.
 WORLD = "world"
+#: Coordinates are worked out for all ranks of a world up to this size; in a larger one for the ranks that were read.
+LARGEST_MESH = 200_000
+_REST = -1
 
 
 @dataclass(frozen=True)
@@ -42,171 +46,155 @@ class Mesh:
 
 
 def parse_mesh(text: str) -> tuple[Axis, ...]:
-    """``pp=2,dp_shard=4,tp=2`` as axes, outermost first. UsageError says what is wrong."""
+    """``pp=2,dp_shard=4,tp=2`` as axes, outermost first; one size may be -1: what is left of the world. UsageError says what is wrong."""
     axes = []
     for part in text.split(","):
-        name, _, size = part.partition("=")
-        name, size = name.strip(), size.strip()
-        if not name or not size.isascii() or not size.isdigit() or int(size) < 1 or len(size) > 7:
-            raise UsageError(f"--mesh: '{part.strip()}' is not NAME=SIZE", "write it like pp=2,dp_shard=4,tp=2, outermost axis first")
-        axes.append(Axis(name, int(size)))
+        name, _, size = (piece.strip() for piece in part.partition("="))
+        number = int(size) if size.isascii() and size.isdigit() and len(size) <= 7 else (_REST if size == "-1" else 0)
+        if not name or len(name) > 64 or number == 0:
+            raise UsageError(f"--mesh: '{part.strip()[:80]}' is not NAME=SIZE", "write it like pp=2,dp_shard=4,tp=2, outermost axis first")
+        axes.append(Axis(name, number))
     twice = [name for name, count in Counter(a.name for a in axes).items() if count > 1]
     if twice:
         raise UsageError(f"--mesh names axis {twice[0]} twice", "give each axis its own name")
+    if sum(axis.size == _REST for axis in axes) > 1:
+        raise UsageError("--mesh leaves the size of two axes open", "only one size can be -1")
     return tuple(axes)
 
 
 def coordinate(rank: int, axes: Sequence[Axis]) -> tuple[int, ...]:
-    """Place of a rank on every axis (row-major)."""
+    """Place of a rank on every axis (row-major). ValueError for a rank that is not on the mesh."""
     place = []
+    left = rank
     for axis in reversed(axes):
-        rank, at = divmod(rank, axis.size)
+        left, at = divmod(left, axis.size)
         place.append(at)
+    if left != 0:
+        raise ValueError(f"rank {rank} is not on a mesh of {_shape(axes)}")
     return tuple(reversed(place))
 
 
 def rank_of(place: Sequence[int], axes: Sequence[Axis]) -> int:
-    """The rank at a coordinate."""
+    """The rank at a coordinate. ValueError for a coordinate that is not on the mesh."""
     rank = 0
     for at, axis in zip(place, axes, strict=True):
+        if not 0 <= at < axis.size:
+            raise ValueError(f"{at} is no place on axis {axis.name} of size {axis.size}")
         rank = rank * axis.size + at
     return rank
 
 
 def groups_of_axis(axes: Sequence[Axis], names: Iterable[str]) -> list[tuple[int, ...]]:
-    """All groups along one axis, or along several flattened into one, in order of their first rank."""
+    """All groups along one axis, or along several flattened into one, in order of their first rank. ValueError for an unknown name."""
     wanted = set(names)
+    unknown = wanted - {axis.name for axis in axes}
+    if unknown:
+        raise ValueError(f"no axis {min(unknown)} on a mesh of {_shape(axes)}")
     fixed = [range(1) if a.name in wanted else range(a.size) for a in axes]
     moving = [range(a.size) if a.name in wanted else range(1) for a in axes]
-    return [
-        tuple(rank_of([f + m for f, m in zip(base, step, strict=True)], axes) for step in product(*moving))
-        for base in product(*fixed)
-    ]
+    steps = [rank_of(step, axes) for step in product(*moving)]
+    return [tuple(base + step for step in steps) for base in (rank_of(place, axes) for place in product(*fixed))]
 
 
 def infer_mesh(
     groups: ProcessGroups, world_size: int | None, ranks: Sequence[int], user: tuple[Axis, ...] | None
 ) -> tuple[Mesh, list[str], list[str]]:
-    """(mesh, axis of each group, notes). ``user``: axes given with --mesh, which win over everything inferred."""
-    notes: list[str] = []
-    if user is not None:
-        size = math.prod(axis.size for axis in user)
-        if world_size is not None and size != world_size:
-            shape = " x ".join(f"{a.name}={a.size}" for a in user)
-            raise UsageError(
-                f"--mesh {shape} has {size} ranks, the job has {world_size}", "give axes whose sizes multiply to the world size"
-            )
-        axes, source = user, "user"
-    else:
-        axes, source = _inferred(groups.groups, world_size, notes)
-    names = [_axis_name(group, axes, source, world_size) for group in groups.groups]
-    lost = sorted({g.id for g, name in zip(groups.groups, names, strict=True) if not name and g.size != 1})
-    if lost and user is not None:
-        notes.append(f"--mesh: no axis has the members of process group {', '.join(lost[:6])}{' ...' if len(lost) > 6 else ''}")
-    total = math.prod(axis.size for axis in axes) if axes else 0
-    placed = range(total) if total and total == world_size and total <= LARGEST_WORLD else [r for r in ranks if r < total]
-    return Mesh(axes, {rank: coordinate(rank, axes) for rank in placed} if axes else {}, source), names, notes
+    """(mesh, axis of each group, notes). ``user``: axes given with --mesh, which win over everything inferred.
 
-
-@dataclass(frozen=True)
-class _Regular:
-    """An axis as its groups show it."""
-
-    name: str
-    size: int
-    stride: int
-
-
-def _inferred(groups: Sequence[ProcessGroup], world_size: int | None, notes: list[str]) -> tuple[tuple[Axis, ...], str]:
-    named = _regular(groups, lambda g: axis_of_description(g.description), notes)
-    if named:
-        return _stacked(named, world_size, notes), "descriptions"
-    unnamed = _regular(groups, lambda g: "" if g.size == world_size else _neutral_name(g), notes)
-    if unnamed:
-        notes.append("no group describes its axis: axes are named by stride and size (use --mesh to name them)")
-        return _stacked(unnamed, world_size, notes), "rank_lists"
-    if world_size and world_size > 1 and any(g.ranks is not None and len(g.ranks) == world_size for g in groups):
-        return (Axis(WORLD, world_size),), "rank_lists"
-    return (), "none"
-
-
-def _neutral_name(group: ProcessGroup) -> str:
-    stride = _stride(group.ranks)
-    return f"axis_{stride}x{group.size}" if stride else ""
-
-
-def _stride(ranks: tuple[int, ...] | None) -> int:
-    """The constant distance between members; 0 for an irregular or single list."""
-    if ranks is None or len(ranks) < 2:
-        return 0
-    steps = {b - a for a, b in pairwise(ranks)}
-    step = steps.pop()
-    return step if not steps and step > 0 else 0
-
-
-def _regular(groups: Sequence[ProcessGroup], name_of: object, notes: list[str]) -> list[_Regular]:
-    """One entry an axis name: size and stride that its regular groups agree on (the most common where they do not)."""
-    assert callable(name_of)
-    seen: dict[str, Counter[tuple[int, int]]] = {}
-    for group in groups:
-        name, stride = name_of(group), _stride(group.ranks)
-        if name and stride and group.ranks is not None:
-            seen.setdefault(name, Counter())[len(group.ranks), stride] += 1
-    for name, shapes in seen.items():
-        if len(shapes) > 1:
-            shown = ", ".join(f"{size} ranks at stride {stride}" for size, stride in sorted(shapes))
-            notes.append(f"groups of axis {name} have different shapes: {shown}")
-    return [_Regular(name, *max(shapes, key=lambda s: (shapes[s], s))) for name, shapes in seen.items()]
-
-
-def _stacked(found: Sequence[_Regular], world_size: int | None, notes: list[str]) -> tuple[Axis, ...]:
-    """Axes that fill the world from stride 1 outward. Of axes that start at one stride the smallest is the dimension, others are
-    flattened meshes over it; ``ep`` lies inside a data axis and is a dimension only where nothing else is.
+    ``ranks`` are those whose traces were read; groups of the other ranks need not be known, strides tell them. UsageError where the user's
+    axes do not make up the world.
     """
-    axes: list[Axis] = []
-    stride = 1
-    rest = sorted((a for a in found if a.size > 1), key=lambda a: (a.name not in _OWN_DIMENSION, a.size))
-    while world_size is None or stride < world_size:
-        here = next((a for a in rest if a.stride == stride), None)
-        if here is None:
-            further = min((a.stride for a in rest if a.stride > stride and a.stride % stride == 0), default=world_size or stride)
-            if further <= stride or further % stride:
-                break
-            axes.append(Axis(_unnamed(axes), further // stride))
-            size, name = axes[-1].size, axes[-1].name
-            notes.append(f"no group was seen along the mesh axis of size {size} at stride {stride}: it is called {name}")
-            stride = further
-            continue
-        axes.append(Axis(here.name, here.size))
-        rest = [a for a in rest if a.name != here.name]
-        stride *= here.size
-    if world_size is not None and stride != world_size:
-        notes.append(f"the axes {', '.join(f'{a.name}={a.size}' for a in reversed(axes))} do not fill a world of {world_size} ranks")
-    return tuple(reversed(axes))
+    notes: list[str] = []
+    if world_size is None:
+        world_size = max((g.size for g in groups.groups if g.description == DEFAULT_GROUP and g.ranks is not None), default=None)
+    placed = [Placed(g, axis_of_description(g.description), _spans(g, world_size)) for g in groups.groups]
+    if user is not None:
+        axes = _fitted(user, world_size, ranks)
+        source = "user"
+        names = [_user_axis(p, axes, world_size, notes) for p in placed]
+        _note_lost(placed, names, notes)
+    else:
+        found, source = layout(placed, world_size, ranks, notes)
+        axes = tuple(Axis(name, span.size) for name, span in found)
+        if not axes and world_size is not None and any(_is_world(p.group, world_size) for p in placed):
+            axes, source = (Axis(WORLD, world_size),), "rank_lists"
+        names = [p.described or (WORLD if _is_world(p.group, world_size) else _joined_axes(p, axes)) for p in placed]
+    return Mesh(axes, _coordinates(axes, world_size, ranks), source), names, notes
 
 
-def _unnamed(axes: Sequence[Axis]) -> str:
-    used = {axis.name for axis in axes}
-    return next(name for name in ("rest", *(f"rest{i}" for i in range(2, 99))) if name not in used)
+def _shape(axes: Sequence[Axis]) -> str:
+    return " x ".join(f"{a.name}={a.size}" for a in axes)
 
 
-def _axis_name(group: ProcessGroup, axes: Sequence[Axis], source: str, world_size: int | None) -> str:
-    """By members on a user's mesh, else by description, else by members; several axes are joined (``dp_shard_cp``)."""
-    described = axis_of_description(group.description)
-    if described and source != "user":
-        return described
-    joined = _joined_axes(group, axes, world_size)
-    return joined or described
+def _is_world(group: ProcessGroup, world_size: int | None) -> bool:
+    return world_size is not None and group.ranks is not None and len(group.ranks) == world_size > 1
 
 
-def _joined_axes(group: ProcessGroup, axes: Sequence[Axis], world_size: int | None) -> str:
+def _spans(group: ProcessGroup, world_size: int | None) -> tuple[Span, ...] | None:
+    if group.ranks is None or (world_size is not None and max(group.ranks, default=0) >= world_size):
+        return None
+    return spans(group.ranks)
+
+
+def _fitted(user: tuple[Axis, ...], world_size: int | None, ranks: Sequence[int]) -> tuple[Axis, ...]:
+    """The user's axes with every size known, or a UsageError that says how they miss the world."""
+    size = math.prod(axis.size for axis in user if axis.size != _REST)
+    shape = _shape(user)
+    if any(axis.size == _REST for axis in user):
+        if world_size is None:
+            raise UsageError(f"--mesh {shape}: the world size is not recorded, so -1 cannot be worked out", "give every axis its size")
+        if world_size % size:
+            raise UsageError(f"--mesh {shape}: {size} does not divide the {world_size} ranks of the job", "give sizes that divide it")
+        return tuple(replace(axis, size=world_size // size) if axis.size == _REST else axis for axis in user)
+    if world_size is not None and size != world_size:
+        missing = f"an axis of {world_size // size} is missing" if world_size % size == 0 else f"{size} does not divide {world_size}"
+        raise UsageError(
+            f"--mesh {shape} has {size} ranks, the job has {world_size}: {missing}", "give axes whose sizes multiply to the world size"
+        )
+    if world_size is None and max(ranks, default=0) >= size:
+        raise UsageError(f"--mesh {shape} has {size} ranks, the job has a rank {max(ranks)}", "give axes that hold every rank")
+    return user
+
+
+def _coordinates(axes: Sequence[Axis], world_size: int | None, ranks: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    """Of all ranks where the axes make up the world; of those that were read where the world's size is unknown; else none."""
     total = math.prod(axis.size for axis in axes) if axes else 0
-    if group.ranks is None or len(group.ranks) < 2 or max(group.ranks) >= total:
-        return WORLD if group.ranks is not None and world_size and len(group.ranks) == world_size > 1 else ""
-    places = [coordinate(rank, axes) for rank in group.ranks]
-    moving = [i for i in range(len(axes)) if len({place[i] for place in places}) > 1]
-    if len(set(places)) != math.prod(axes[i].size for i in moving) or len(set(places)) != len(group.ranks):
-        return ""
-    if len(group.ranks) == total and len([a for a in axes if a.size > 1]) > 1:
-        return WORLD
-    return "_".join(axes[i].name for i in moving)
+    if not axes or (world_size is not None and total != world_size):
+        return {}
+    whole = world_size is not None and total <= LARGEST_MESH
+    return {rank: coordinate(rank, axes) for rank in (range(total) if whole else ranks) if 0 <= rank < total}
+
+
+def _joined_axes(placed: Placed, axes: Sequence[Axis]) -> str:
+    """The axis, or the axes joined by ``_`` from outermost to innermost, whose groups have just these members; '' where none has."""
+    chosen: list[tuple[str, Span]] = []
+    for wanted in placed.spans or ():
+        inside = [(name, s) for name, s in span_of_axes(axes) if s.size > 1 and wanted.low <= s.low and s.high <= wanted.high]
+        if math.prod(span.size for _, span in inside) != wanted.size:
+            return ""
+        chosen = inside + chosen
+    return "_".join(name for name, _ in chosen)
+
+
+def _user_axis(placed: Placed, axes: Sequence[Axis], world_size: int | None, notes: list[str]) -> str:
+    """By members on the user's mesh. A description decides only what members cannot: experts and losses lie over axes of other names, and
+    of a group of one rank, or of unknown members, nothing else is known.
+    """
+    own = {axis.name for axis in axes}
+    described = placed.described
+    if is_overlay(described) and described not in own:
+        return described
+    if placed.group.ranks is None or placed.group.size == 1:
+        return described
+    long = sum(axis.size > 1 for axis in axes)
+    joined = WORLD if long > 1 and _is_world(placed.group, world_size) else _joined_axes(placed, axes)
+    if described in own and joined != described:
+        by_members = joined or "no axis"
+        notes.append(f"process group {some([placed.group.id])} is described as {described}; by its members it is {by_members} of --mesh")
+    return joined
+
+
+def _note_lost(placed: Sequence[Placed], names: Sequence[str], notes: list[str]) -> None:
+    lost = sorted({p.group.id for p, name in zip(placed, names, strict=True) if not name and p.group.size != 1})
+    if lost:
+        notes.append(f"--mesh: no axis has the members of process group {some(lost)}")

@@ -1,11 +1,14 @@
-"""Process groups: what each rank says of its own, and the union over all ranks."""
+"""Process groups: what each rank says of its own, and the union over all ranks.
+
+A group of the job is its name and its members. Names alone do not do: groups of one mesh axis often share one. Members alone do not either:
+two groups over the same ranks are two communicators, and their collectives are counted apart.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -51,73 +54,171 @@ class ProcessGroups:
     def __getitem__(self, number: int) -> ProcessGroup:
         return self.groups[number]
 
-#: A list of more members than this is not built from start and stride.
+
+#: No rank list of more members than this is believed, or built from start and stride.
 LARGEST_WORLD = 1_000_000
 #: torch writes ``undefined`` where a group was made without a description.
 NO_DESCRIPTION = ("", "undefined")
+#: How torch describes the group of all ranks.
+DEFAULT_GROUP = "default_pg"
+
+_Key = tuple[str, tuple[int, ...], bool, int, int]
+
+
+@dataclass
+class _Claim:
+    """That one window's rank is in a group: what it says of the group, and (once found) what the job knows of it."""
+
+    rank: int
+    group: LocalGroup
+    ranks: tuple[int, ...] | None
+    known: tuple[int, ...] = ()
+    size: int = 0
+    alone: bool = False  # the claim contradicts others of the same name: never one group with them
+
+    @property
+    def key(self) -> _Key:
+        """Claims of one key are one group; its order is that of the job's groups."""
+        members = self.ranks if self.ranks is not None else self.known
+        return self.group.name, tuple(sorted(members)), self.ranks is None, self.size, self.rank if self.alone else -1
 
 
 def unite(windows: Sequence[tuple[int, Sequence[LocalGroup]]], world_size: int | None) -> tuple[ProcessGroups, list[str]]:
     """All groups of the job from what each window's rank knows: ``windows`` are (rank, its groups).
 
-    A group is its name and its members: mesh groups of one axis often share a name. A cut list is completed by another rank's whole list
-    of the same name, size and visible members. The result does not depend on the order of the windows.
+    A cut list is completed by another rank's whole list of the same name, size, description and visible members. Where no rank has the
+    whole list, every rank that claims the group is known to be a member. The result does not depend on the order of the windows.
     """
     notes: list[str] = []
-    whole = {(g.name, g.ranks): g for _, groups in windows for g in groups if g.ranks is not None}
-    by_name: dict[str, list[LocalGroup]] = {}
-    for group in whole.values():
-        by_name.setdefault(group.name, []).append(group)
-    keys: dict[tuple[Any, ...], list[LocalGroup]] = {}
-    places: list[list[tuple[Any, ...]]] = []
-    for rank, groups in windows:
-        own = []
-        for group in groups:
-            key = _key(_completed(group, rank, by_name.get(group.name, [])))
-            keys.setdefault(key, []).append(group)
-            own.append(key)
-        places.append(own)
-    ordered = sorted(keys, key=lambda key: (not key[0].isdigit(), int(key[0]) if key[0].isdigit() else 0, key[0], key[1] or key[2], key[3]))
-    named = _identifiers(ordered)
-    united = []
-    for key, identifier in zip(ordered, named, strict=True):
-        name, ranks, known, size = key
-        described = sorted({g.description for g in keys[key]} - set(NO_DESCRIPTION)) or sorted({g.description for g in keys[key]})
-        if len(described) > 1:
-            notes.append(f"process group {identifier} has several descriptions: {', '.join(described)}")
-        if ranks is not None and world_size and ranks and ranks[-1] >= world_size:
-            notes.append(f"process group {identifier} names rank {max(ranks)}, the world has {world_size}")
-        united.append(ProcessGroup(identifier, name, described[0], ranks, known, size))
+    claims = [[_claim(rank, group, world_size) for group in groups] for rank, groups in windows]
+    every = [claim for own in claims for claim in own]
+    _complete(every)
+    _gather_partial([claim for claim in every if claim.ranks is None], world_size, notes)
+    keys = [[claim.key for claim in own] for own in claims]
+    by_key: dict[_Key, list[_Claim]] = {}
+    for key, claim in zip((key for own in keys for key in own), every, strict=True):
+        by_key.setdefault(key, []).append(claim)
+    ordered = sorted(by_key, key=lambda key: (_natural(key[0]), key[1:]))
+    united = [_united(by_key[key], world_size, notes) for key in ordered]
+    united = [_renamed(group, identifier) for group, identifier in zip(united, _identifiers(united), strict=True)]
     index = {key: i for i, key in enumerate(ordered)}
-    return ProcessGroups(united, [[index[key] for key in own] for own in places]), notes
+    return ProcessGroups(united, [[index[key] for key in own] for own in keys]), notes
 
 
-def _completed(group: LocalGroup, rank: int, whole: Sequence[LocalGroup]) -> LocalGroup:
-    if group.ranks is not None:
-        return group
-    fits = [
-        other
-        for other in whole
-        if other.ranks is not None
-        and group.size in (0, other.size)
-        and other.ranks[: len(group.known)] == group.known
-        and rank in other.ranks
-    ]
-    return fits[0] if len({f.ranks for f in fits}) == 1 else group
+def _natural(name: str) -> tuple[int, int, str]:
+    """Sort key: numbers first, by value."""
+    number = name.isascii() and name.isdigit() and len(name) < 19
+    return (0, int(name), name) if number else (1, 0, name)
 
 
-def _key(group: LocalGroup) -> tuple[str, tuple[int, ...] | None, tuple[int, ...], int]:
-    return group.name, group.ranks, () if group.ranks is not None else group.known, group.size
+def _claim(rank: int, group: LocalGroup, world_size: int | None) -> _Claim:
+    if group.ranks is None and world_size == group.size > 0 and world_size <= LARGEST_WORLD and max(group.known, default=0) < world_size:
+        return _Claim(rank, group, tuple(range(world_size)), size=group.size)  # as many members as there are ranks: all of them
+    return _Claim(rank, group, group.ranks, group.known, group.size)
 
 
-def _identifiers(keys: Sequence[tuple[Any, ...]]) -> list[str]:
-    """The name where it is unique, else name and members, else a number behind it."""
-    names = [key[0] for key in keys]
+def _complete(claims: Sequence[_Claim]) -> None:
+    """Give a claim without all members those that another rank has recorded, where just one group fits."""
+    whole: dict[str, dict[tuple[int, ...], set[str]]] = {}
+    for claim in claims:
+        if claim.ranks is not None:
+            whole.setdefault(claim.group.name, {}).setdefault(claim.ranks, set()).add(claim.group.description)
+    for claim in claims:
+        if claim.ranks is not None:
+            continue
+        fits = [
+            ranks
+            for ranks, described in whole.get(claim.group.name, {}).items()
+            if claim.size in (0, len(ranks))
+            and ranks[: len(claim.known)] == claim.known
+            and claim.rank in ranks
+            and any(same_description(claim.group.description, other) for other in described)
+        ]
+        if len(fits) == 1:
+            claim.ranks, claim.size = fits[0], len(fits[0])
+
+
+def same_description(one: str, other: str) -> bool:
+    """Whether two descriptions can be of one group: equal, or one of them not given."""
+    return one == other or one in NO_DESCRIPTION or other in NO_DESCRIPTION
+
+
+def _gather_partial(claims: Sequence[_Claim], world_size: int | None, notes: list[str]) -> None:
+    """Put claims of one group without a whole list together: its members are those recorded anywhere, and the ranks that claim it."""
+    clusters: dict[str, list[list[_Claim]]] = {}
+    ordered = sorted(claims, key=lambda c: (c.group.name, -c.size, -len(c.known), c.known, c.rank, c.group.description))
+    for claim in ordered:
+        same = clusters.setdefault(claim.group.name, [])
+        fits = [cluster for cluster in same if _one_group(cluster[0], claim)]
+        mine = [cluster for cluster in fits if claim.rank in cluster[0].known]
+        fits = mine if len(mine) == 1 else fits
+        if len(fits) == 1:
+            fits[0].append(claim)
+        else:
+            claim.alone = len(fits) > 1
+            same.append([claim])
+    for cluster in (cluster for same in clusters.values() for cluster in same):
+        _settle(cluster, world_size, notes)
+
+
+def _one_group(first: _Claim, claim: _Claim) -> bool:
+    """``first`` says the most of its group: the other must say the same, or less."""
+    if first.alone or claim.size not in (0, first.size) or first.known[: len(claim.known)] != claim.known:
+        return False
+    return same_description(first.group.description, claim.group.description)
+
+
+def _settle(cluster: Sequence[_Claim], world_size: int | None, notes: list[str]) -> None:
+    known, size = cluster[0].known, cluster[0].size
+    claimants = sorted({claim.rank for claim in cluster} - set(known))
+    if size and len(known) + len(claimants) > size:
+        outside = [claim for claim in cluster if claim.rank not in known]
+        notes.append(
+            f"process group {some([cluster[0].group.name])} has {size} members, but {len(known) + len(claimants)} ranks record one of that "
+            "name and not who is in it: their operations are not matched with each other"
+        )
+        for claim in outside:
+            claim.known, claim.alone = (claim.rank,), True
+        cluster, claimants = [claim for claim in cluster if claim.rank in known], []
+    everyone = (*known, *claimants)
+    complete = len(everyone) == size > 0 and (world_size is None or max(everyone) < world_size)
+    for claim in cluster:
+        claim.known, claim.size = (() if complete else everyone), size
+        claim.ranks = everyone if complete else None
+
+
+def _united(claims: Sequence[_Claim], world_size: int | None, notes: list[str]) -> ProcessGroup:
+    first = min(claims, key=lambda c: (c.ranks or (), c.known))
+    descriptions = sorted({claim.group.description for claim in claims})
+    described = [text for text in descriptions if text not in NO_DESCRIPTION]
+    label = some([first.group.name])
+    if len(described) > 1:
+        notes.append(f"process group {label} has several descriptions: {some(described)}")
+    outside = [rank for rank in (first.ranks or first.known) if world_size is not None and rank >= world_size]
+    if outside:
+        notes.append(f"process group {label} names rank {max(outside)}, the world has {world_size} ranks")
+    known = () if first.ranks is not None else first.known
+    return ProcessGroup("", first.group.name, (described or descriptions)[0], first.ranks, known, first.size or len(first.ranks or ()))
+
+
+def _renamed(group: ProcessGroup, identifier: str) -> ProcessGroup:
+    return ProcessGroup(identifier, group.name, group.description, group.ranks, group.known, group.size)
+
+
+def _identifiers(groups: Sequence[ProcessGroup]) -> list[str]:
+    """The name where it is unique, else name and members (``3@0,1``), else quote marks behind it."""
+    names = [group.name for group in groups]
+    once = {name for name, same in itertools.groupby(sorted(names)) if len(list(same)) == 1 and name}
     result: list[str] = []
-    for name, ranks, known, _size in keys:
-        text = name if name and names.count(name) == 1 else f"{name}@{short_ranks(ranks if ranks is not None else known)}"
-        while text in result:
-            text += "'"
+    used = set(once)
+    for group in groups:
+        text = group.name
+        if text not in once:
+            label = group.name or (group.description if group.description not in NO_DESCRIPTION else "group")
+            text = f"{label}@{short_ranks(group.ranks if group.ranks is not None else group.known)}"
+            while text in used:
+                text += "'"
+        used.add(text)
         result.append(text)
     return result
 
@@ -133,3 +234,10 @@ def short_ranks(ranks: Sequence[int]) -> str:
         step = steps.pop()
         return f"{ranks[0]}-{ranks[-1]}" + (f":{step}" if step != 1 else "")
     return ",".join(str(r) for r in ranks[:8]) + (f",...({len(ranks)})" if len(ranks) > 8 else "")
+
+
+def some(names: Iterable[str], most: int = 6) -> str:
+    """Names for a sentence: the first few, each cut to a readable length."""
+    listed = list(names)
+    shown = [name if len(name) <= 60 else name[:57] + "..." for name in listed[:most]]
+    return ", ".join(shown) + (f" and {len(listed) - most} more" if len(listed) > most else "")
