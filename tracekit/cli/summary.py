@@ -61,7 +61,7 @@ def print_summary(
         _preview(out, table)
     _findings(out, [finding for finding in document["findings"] if not _said_above(finding["id"])])
     if report is not None:
-        out.print(_text(f"Report: {report}", "bold"))
+        out.print(_text(f"Report: {report}", "bold"), soft_wrap=True)
 
 
 def _text(words: str, style: str = "") -> Text:
