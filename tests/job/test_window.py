@@ -130,3 +130,14 @@ def test_groups_of_one_rank_know_their_members():
     trace.collective("allreduce", 10, 5, group="5", description="mesh_tp", ranks=[0, 1])
     a = activity(trace)
     assert a.groups[a.operations["group"][0]].ranks == (0, 1)
+
+
+def test_gloo_on_a_rank_of_one_group_can_only_be_there():
+    trace = Trace(0, 2, backend="gloo", device=None)
+    trace.annotation("gloo:all_reduce", 10, 30, tid=77)
+    a = activity(trace)
+    assert a.groups[a.operations["group"][0]].description == "default_pg"
+    assert any("only one this rank is in" in p for p in a.coverage.problems)
+    two = Trace(0, 2, groups=[group("0", "default_pg", [0, 1]), group("1", "x", [0, 1])], backend="gloo", device=None)
+    two.annotation("gloo:all_reduce", 10, 30, tid=77)
+    assert activity(two).operations["group"].tolist() == [-1]

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from tracekit.errors import InputError
 from tracekit.job.activity import Activity, Window
-from tracekit.job.device import device_work
+from tracekit.job.device import HOST_BACKENDS, device_work
 from tracekit.job.operations import local_operations
 from tracekit.mesh.local_groups import local_groups
+from tracekit.mesh.process_groups import LocalGroup
 from tracekit.readers import cache
 from tracekit.readers.identity import Identity, identify
 from tracekit.readers.kineto import read_trace
@@ -77,7 +79,22 @@ def build_activity(tables: RankTables, steps: tuple[int | None, int | None] | No
     groups, group_of = local_groups(tables)
     work, on_cpu = device_work(tables, found, span)
     operations, work = local_operations(tables, work, phases, group_of)
+    _give_the_only_group(tables, operations, groups)
     return Activity(tables, found, phases, work, operations, groups, on_cpu, span)
+
+
+def _give_the_only_group(tables: RankTables, operations: pd.DataFrame, groups: list[LocalGroup]) -> None:
+    """A host backend records no group; where the rank is in just one of two ranks or more, its operations can only be there.
+
+    Not for kernels: communication of an accelerator also runs outside of torch's process groups.
+    """
+    larger = [number for number, group in enumerate(groups) if group.size != 1]
+    on_host = operations["implementation"].isin([backend.rstrip(":") for backend in HOST_BACKENDS]).to_numpy()
+    lost = on_host & (operations["group"] < 0).to_numpy()
+    if len(larger) == 1 and lost.any():
+        operations.loc[lost, "group"] = larger[0]
+        name = groups[larger[0]].description or groups[larger[0]].name
+        tables.coverage.note(f"the process group of {int(lost.sum())} operations is not recorded: {name} is the only one this rank is in")
 
 
 def _chosen_steps(steps: Steps, wanted: tuple[int | None, int | None]) -> Steps:

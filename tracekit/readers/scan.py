@@ -96,7 +96,7 @@ class Spec:
 
 
 def _key_table(keys: Iterable[str]) -> Any:
-    """(hash table of 512 slots, each the number of a key or -1; per key its length and the offset of its padded bytes in the same array)."""
+    """A hash table of 512 slots, each the number of a key or -1; then per key its length and the offset of its padded bytes."""
     texts = [key.encode() for key in keys]
     head = 512 + 2 * len(texts)
     size = 8 * head + sum(len(t) + PAD for t in texts) + PAD
@@ -399,8 +399,8 @@ def scan_events(  # type: ignore[no-untyped-def]
         if status < 0:
             if lane < 0 or lanes[0, lane] != pid or lanes[1, lane] != tid:
                 lane = _lane(pid, tid, lanes, lane_table, counters)
-                if lane < 0:
-                    status = ROWS_FULL
+            if lane < 0:
+                status = ROWS_FULL
         is_arrow = phase == 115 or phase == 116 or phase == 102  # s, t, f
         if status >= 0 or is_arrow:
             for k in range(tables):
