@@ -41,7 +41,7 @@ def job_of(*traces: Trace, mesh: str | None = None, gpus_per_node: int | None = 
 def work(
     pieces: Sequence[tuple[Any, ...]], steps: Sequence[tuple[int, int, int]] = (), window: tuple[int, int] | None = None
 ) -> Activity:
-    """An activity of (start, end, work, stream, launch) in ns, without host events. ``steps`` are (number, start, end); launch None unknown."""
+    """An activity of (start, end, work, stream, launch or None) in ns without host events. ``steps`` are (number, start, end)."""
     rows = sorted(pieces, key=lambda piece: piece[0])
     start, end, kind, stream = (np.array([row[i] for row in rows], np.int64) for i in range(4))
     launch = np.array([NULL if row[4] is None else row[4] for row in rows], np.int64)

@@ -228,7 +228,7 @@ def _note(job: Job, here: dict[int, Any], ranks: list[int], kept: list[tuple[int
         parts.append(f"{len(ranks)} of {len(here)} ranks are shown: those that cause the most and the least waiting.")
     other = sorted({rank for rank, _, _ in kept} - set(here))
     if other:
-        parts.append(f"Ranks {listed(other)} recorded other steps.")
+        parts.append(f"{'Rank' if len(other) == 1 else 'Ranks'} {listed(other)} recorded other steps.")
     if not job.clock.aligned:
         parts.append("The clocks of the hosts could not be aligned: compare times within one host only.")
     if any((spans.merged > 1).any() for _, spans in here.values()):

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.analyses.made import Trace, group, job_of, mesh_groups
+from tracekit.analyses import stragglers
+from tracekit.findings import Heatmap
+from tracekit.job.model import Job
+
+
+def tensor_parallel(late: list[float], count: int, world: int = 8) -> Job:
+    """``count`` all-reduces of one tp group, one step each; rank i comes ``late[i]`` us after the first."""
+    members = list(range(world))
+    traces = []
+    for rank in members:
+        trace = Trace(rank, world, groups=[group("0", "default_pg", members), group("3", "mesh_tp", members)])
+        for i in range(count):
+            trace.step(10 + i, 1000 * i, 1000)
+            start = 1000 * i + 100 + late[rank]
+            trace.collective(
+                "allreduce", start, 900 - late[rank], group="3", description="mesh_tp", ranks=str(members), seq=i, launch=1000 * i + 10
+            )
+        traces.append(trace)
+    return job_of(*traces)
+
+
+def test_the_last_rank_to_arrive_is_charged_with_the_waits_of_the_others() -> None:
+    job = tensor_parallel([0, 0, 0, 600, 0, 0, 0, 0], count=12)
+    result = stragglers.analyze(job)
+    rows = {row["rank"]: row for row in result.json()["stragglers"]}
+    assert rows[3] == {
+        "rank": 3,
+        "caused_wait_us": 7 * 600.0 * 12,
+        "share": 1.0,
+        "axis": "tp",
+        "last_in": 12,
+        "collectives": 12,
+        "wait_us": 0.0,
+        "pipeline_wait_us": 0.0,
+    }
+    assert (rows[0]["caused_wait_us"], rows[0]["share"], rows[0]["axis"], rows[0]["wait_us"]) == (0.0, 0.0, None, 600.0 * 12)
+
+
+def test_the_finding_says_who_makes_how_many_wait_how_long_and_where() -> None:
+    first, *_ = stragglers.analyze(tensor_parallel([0, 0, 0, 600, 0, 0, 0, 0], count=12)).findings()
+    assert first.text == (
+        "Rank 3 makes 7 other ranks wait 600 us each a step at the tp all_reduce: "
+        "it comes last in 12 of its 12 collectives there, as a rule."
+    )
+    assert (first.id, first.severity, first.value, first.unit, first.weight_ns) == ("stragglers.rank", "critical", 600.0, "us", 600_000)
+    assert "12 collectives along tp" in first.evidence
+    assert "uneven work" in first.advice
+
+
+def test_what_happens_once_may_be_chance_and_is_no_alarm() -> None:
+    first, *_ = stragglers.analyze(tensor_parallel([0, 500], count=1, world=2)).findings()
+    assert first.severity == "warning"
+    assert first.text.endswith("it comes last in its only one there, which may be chance.")
+
+
+def test_ranks_that_take_turns_are_late_now_and_then() -> None:
+    members = [0, 1]
+    traces = [Trace(rank, 2) for rank in members]
+    for i in range(20):
+        for rank, trace in enumerate(traces):
+            trace.step(i, 1000 * i, 1000)
+            late = 200 if i % 2 == rank else 0
+            trace.collective("allreduce", 1000 * i + 100 + late, 700 - late, ranks="[0, 1]", seq=i, launch=1000 * i + 10)
+    found = [f for f in stragglers.analyze(job_of(*traces)).findings() if f.id == "stragglers.rank"]
+    assert [f.text[-13:] for f in found] == ["now and then."] * 2
+    assert "jitter" in found[0].advice
+
+
+def test_waits_are_kept_apart_by_axis() -> None:
+    traces = [Trace(rank, 4, groups=mesh_groups(rank)) for rank in range(4)]
+    for rank, trace in enumerate(traces):
+        trace.step(1, 0, 1000)
+        tp, dp = (str(g["ranks"]) for g in mesh_groups(rank)[1:])
+        late = 50 * rank
+        trace.collective("allreduce", 100 + late, 300 - late, group="3", description="mesh_tp", ranks=tp, seq=1, launch=10)
+        trace.collective("allreduce", 500 + late, 300 - late, group="5", description="mesh_dp", ranks=dp, seq=1, launch=20)
+    result = stragglers.analyze(job_of(*traces))
+    (heat, table) = result.sections()[0].charts
+    assert isinstance(heat, Heatmap)
+    waits = {axis: [row[x] for row in heat.values] for x, axis in enumerate(heat.x_labels)}
+    assert waits == {"tp": [50.0, 0.0, 50.0, 0.0], "dp": [100.0, 100.0, 0.0, 0.0]}
+    assert result.caused_by_rank() == {0: 0, 1: 50_000, 2: 100_000, 3: 150_000}
+    assert table.frame["rank"].tolist() == [3, 2, 1, 0]
+
+
+def test_waits_between_pipeline_stages_are_not_blamed_on_a_rank() -> None:
+    groups = [group("6", "mesh_pp", [0, 1])]
+    sender, receiver = Trace(0, 2, groups=groups), Trace(1, 2, groups=groups)
+    args = {"group": "6", "description": "mesh_pp", "elements": 1000, "launch": 10, "Src Rank": 0, "Dst Rank": 1}
+    for trace in (sender, receiver):
+        trace.step(1, 0, 1000)
+    sender.collective("send", 500, 100, **args)
+    receiver.collective("recv", 100, 500, **args)
+    result = stragglers.analyze(job_of(sender, receiver))
+    rows = result.json()["stragglers"]
+    assert [(row["rank"], row["caused_wait_us"], row["pipeline_wait_us"]) for row in rows] == [(0, None, 0.0), (1, None, 400.0)]
+    (finding,) = result.findings()
+    assert finding.id == "stragglers.pipeline_wait" and finding.severity == "info"
+    assert finding.text == "Ranks wait 200 us a step in sends and receives for their peer (20% of it)."
+
+
+def test_means_are_over_the_steps_that_two_ranks_recorded() -> None:
+    traces = [Trace(rank, 2) for rank in range(2)]
+    for rank, trace in enumerate(traces):
+        for i in range(rank, rank + 3):  # rank 0 records steps 0-2, rank 1 steps 1-3
+            trace.step(i, 1000 * i, 1000)
+            trace.collective("allreduce", 1000 * i + 100 + 60 * rank, 500, ranks="[0, 1]", seq=i, launch=1000 * i + 10)
+    job = job_of(*traces)
+    result = stragglers.analyze(job)
+    assert (result.steps, result.unmatched, result.operations) == (2, 2, 6)
+    finding = next(f for f in result.findings() if f.id == "stragglers.rank")
+    assert finding.value == pytest.approx(60.0)
+    assert "2 of 6 communication operations are not matched" in result.sections()[0].charts[0].note
+
+
+@pytest.mark.parametrize("collective", [True, False])
+def test_nothing_matched_is_an_empty_list_with_its_reason(collective: bool) -> None:
+    trace = Trace(0, 2)
+    trace.step(1, 0, 1000)
+    trace.kernel("gemm", 10, 10, launch=5)
+    if collective:
+        trace.collective("allreduce", 100, 50, launch=10)
+    result = stragglers.analyze(job_of(trace)).json()
+    assert result["stragglers"] == []
+    assert result["not_measured"]["stragglers"] == (
+        "no collective could be matched with another rank's" if collective else "no communication was found"
+    )

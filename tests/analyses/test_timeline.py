@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import numpy as np
+
+from tests.analyses.made import Trace, activity_of, job_of
+from tracekit.analyses import timeline
+
+
+def stepping(rank: int = 0, world: int = 1, steps: tuple[int, ...] = (1, 2), late: float = 0) -> Trace:
+    trace = Trace(rank, world)
+    for number in steps:
+        base = 1000 * number
+        trace.step(number, base, 1000)
+        trace.kernel("gemm", base + 100 + late, 300, launch=base + 10)
+        trace.collective("allreduce", base + 400 + late, 200 - late, stream=20, seq=number, launch=base + 20)
+    return trace
+
+
+def test_the_last_step_is_laid_out_by_rank_and_stream_from_a_common_zero() -> None:
+    result = timeline.analyze(job_of(stepping(0, 2), stepping(1, 2, late=50)))
+    rows = result.spans.sort_values(["lane", "start_us"]).to_dict("records")
+    assert [(row["lane"], row["start_us"], row["end_us"], row["category"]) for row in rows] == [
+        ("rank 0 · stream 20", 300.0, 500.0, "all_reduce"),
+        ("rank 0 · stream 7", 0.0, 300.0, "compute"),
+        ("rank 1 · stream 20", 350.0, 500.0, "all_reduce"),
+        ("rank 1 · stream 7", 50.0, 350.0, "compute"),
+    ]
+    assert result.step == 2
+    assert result.sections()[0].charts[0].title == "Step 2"
+
+
+def test_phases_of_the_host_stand_in_a_lane_of_their_own() -> None:
+    trace = stepping(steps=(1,))
+    trace.annotation("forward", 1000, 300)
+    trace.annotation("backward", 1300, 900)  # runs over the end of the step at 2000
+    spans = timeline.analyze(job_of(trace)).spans
+    host = spans[spans["lane"] == "rank 0 · host phases"]
+    assert host[["start_us", "end_us", "name", "category"]].to_numpy().tolist() == [
+        [0.0, 300.0, "forward", "phase"],
+        [300.0, 1000.0, "backward", "phase"],
+    ]
+
+
+def test_a_last_step_without_device_work_gives_way_to_the_one_before() -> None:
+    trace = stepping(steps=(1, 2))
+    trace.step(3, 3000, 1000)
+    assert timeline.analyze(job_of(trace)).step == 2
+
+
+def test_ranks_that_kept_another_step_are_named_not_drawn() -> None:
+    result = timeline.analyze(job_of(stepping(0, 3), stepping(1, 3), stepping(2, 3, steps=(1, 2, 3))))
+    assert set(result.spans["lane"].str[:6]) == {"rank 0", "rank 1"}
+    assert "Rank 2 recorded other steps." in result.note
+
+
+def test_of_many_ranks_those_that_cause_the_most_and_the_least_waiting_are_shown() -> None:
+    world = 40
+    traces = []
+    for rank in range(world):
+        trace = Trace(rank, world)
+        trace.step(1, 0, 1000)
+        late = 300 if rank == 17 else 0
+        trace.collective("allreduce", 100 + late, 600 - late, ranks=str(list(range(world))), size=world, seq=1, launch=10)
+        traces.append(trace)
+    result = timeline.analyze(job_of(*traces))
+    shown = {int(lane.split()[1]) for lane in result.spans["lane"]}
+    assert len(shown) == timeline.SHOWN_RANKS and 17 in shown
+    assert "16 of 40 ranks are shown" in result.note
+
+
+def test_a_busy_step_is_coarsened_without_losing_time() -> None:
+    trace = Trace()
+    count = 3 * timeline.KEPT
+    trace.step(1, 0, 10 * count)
+    for i in range(count):
+        trace.kernel(f"small{i % 3}", 10 * i, 6 + i % 3, launch=10 * i - 20)
+    trace.kernel("long one", 10 * count - 500, 400, stream=9, launch=5)
+    spans = timeline.reduce(activity_of(trace))
+    assert spans is not None
+    assert len(spans.start) <= timeline.KEPT
+    assert int(spans.merged.sum()) == count + 1
+    covered = np.zeros(10 * count + 10, bool)
+    for start, end, stream in zip(spans.start, spans.end, spans.stream, strict=True):
+        if stream == 7:
+            covered[(start - spans.start.min()) // 1000 : (end - spans.start.min()) // 1000] = True
+    for i in range(count):
+        assert covered[10 * i : 10 * i + 6 + i % 3].all()
+    names = timeline.analyze(job_of(trace)).spans["name"].tolist()
+    assert "long one" in names
+    assert any(name.startswith("small2 + ") and name.endswith(" more") for name in names)
+
+
+def test_kinds_that_alternate_are_merged_when_nothing_else_makes_them_fit() -> None:
+    trace = Trace()
+    count = 2 * timeline.KEPT
+    trace.step(1, 0, 10 * count)
+    for i in range(count):
+        trace.kernel("k" if i % 2 else "Memset (Device)", 10 * i, 5, launch=10 * i - 20, cat="kernel" if i % 2 else "gpu_memset")
+    spans = timeline.reduce(activity_of(trace))
+    assert spans is not None
+    assert len(spans.start) <= timeline.KEPT and int(spans.merged.sum()) == count
+
+
+def test_a_job_without_work_has_no_timeline() -> None:
+    trace = Trace()
+    trace.step(1, 0, 100)
+    result = timeline.analyze(job_of(trace))
+    assert result.sections() == [] and result.json() == {} and result.findings() == []
