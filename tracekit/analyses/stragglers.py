@@ -111,25 +111,32 @@ class Stragglers:
         if not len(self.waits):
             reason = "no communication was found" if not self.operations else "no collective could be matched with another rank's"
             return {"stragglers": [], "not_measured": {"stragglers": reason}}
+        return {"stragglers": self._records(caused)}
+
+    def _records(self, caused: dict[int, int]) -> list[dict[str, Any]]:
         total = sum(caused.values())
+        waits = self.waits.groupby(["rank", "pipeline"])[["wait_ns", "operations"]].sum().to_dict("index")
+        by_axis = self.caused.groupby(["rank", "axis"], observed=True, as_index=False)[["caused_ns", "last_in"]].sum()
+        by_axis = by_axis.sort_values("caused_ns", ascending=False, kind="stable")
+        worst = by_axis.drop_duplicates("rank").set_index("rank")["axis"].to_dict()
+        last_in = by_axis.groupby("rank")["last_in"].sum().to_dict()
+        nothing = {"wait_ns": 0, "operations": 0}
         rows = []
         for rank in sorted(set(self.waits["rank"].tolist())):
-            own = self.waits[self.waits["rank"] == rank]
-            part = self.caused[self.caused["rank"] == rank]
-            by_axis = part.groupby("axis", observed=True)["caused_ns"].sum()
+            own, pipeline = waits.get((rank, False), nothing), waits.get((rank, True), nothing)
             rows.append(
                 {
-                    "rank": int(rank),
-                    "caused_wait_us": us(caused[rank]) if rank in caused else None,
+                    "rank": rank,
+                    "caused_wait_us": us(caused.get(rank)),
                     "share": caused[rank] / total if total and rank in caused else None,
-                    "axis": str(by_axis.idxmax()) if len(by_axis) and by_axis.max() > 0 else None,
-                    "last_in": int(part["last_in"].sum()),
-                    "collectives": int(own["operations"][~own["pipeline"]].sum()),
-                    "wait_us": us(int(own["wait_ns"][~own["pipeline"]].sum())),
-                    "pipeline_wait_us": us(int(own["wait_ns"][own["pipeline"]].sum())),
+                    "axis": worst.get(rank),
+                    "last_in": last_in.get(rank, 0),
+                    "collectives": own["operations"],
+                    "wait_us": us(own["wait_ns"]),
+                    "pipeline_wait_us": us(pipeline["wait_ns"]),
                 }
             )
-        return {"stragglers": rows}
+        return rows
 
     def _late_ranks(self) -> list[Finding]:
         collectives = self.waits[~self.waits["pipeline"]]
