@@ -11,20 +11,20 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from tests.builder import Trace, group
 from tests.real import REAL, real_traces
-from tracekit.job.activity import Activity, DeviceWork, Work
+from tracekit.analyses import breakdown, kernels, overlap
+from tracekit.job.activity import Activity
 from tracekit.job.window import build_activity
 from tracekit.readers.kineto import read_trace
 from tracekit.readers.sources import find_sources
-from tracekit.trace import intervals
+from tracekit.trace.steps import Steps
 
 pytest.importorskip("hta", reason="the extra hta is not installed")
 
@@ -55,17 +55,17 @@ class Figures:
 
 def hta_figures(path: Path) -> Figures:
     with quiet(), pytest.MonkeyPatch.context() as patch:
-        import hta.analyzers.breakdown_analysis as breakdown
-        import hta.analyzers.communication_analysis as communication
+        import hta.analyzers.breakdown_analysis as their_breakdown
+        import hta.analyzers.communication_analysis as their_overlap
         from hta.analyzers.breakdown_analysis import BreakdownAnalysis
         from hta.analyzers.communication_analysis import CommunicationAnalysis
         from hta.common.trace import Trace as Loaded
         from hta.configs.env_options import HTAEnvOptions
 
-        def kernel_type(name: str, theirs: Callable[[str], str] = breakdown.get_kernel_type) -> str:
+        def kernel_type(name: str, theirs: Callable[[str], str] = their_breakdown.get_kernel_type) -> str:
             return "COMMUNICATION" if "multimem_" in name else theirs(name)
 
-        for module in (breakdown, communication):
+        for module in (their_breakdown, their_overlap):
             patch.setattr(module, "get_kernel_type", kernel_type)
 
         class Unfiltered(Loaded):
@@ -112,28 +112,27 @@ def our_activity(path: Path) -> Activity:
 
 
 def our_figures(activity: Activity) -> Figures:
+    """From what the analyses themselves report, over the whole window as one step: HTA knows no steps here either."""
+    nothing = np.empty(0, np.int64)
+    whole = replace(activity, steps=Steps(nothing, nothing, nothing, "none"))
+    parts, exposure, sums = breakdown.reduce(whole), overlap.reduce(whole), kernels.reduce(whole)
+    assert parts is not None and exposure is not None and sums is not None
+    other = int(parts.exposed_comm_ns[0] + parts.exposed_copy_ns[0])
     work = activity.device
-    busy = intervals.union(work.start, work.end)
-    compute = intervals.union(*work.of(Work.COMPUTE))
-    communication = intervals.union(*work.of(Work.COMMUNICATION))
     window = int(work.end.max() - work.start.min())
-    overlap = intervals.measure(*intervals.intersect(compute, communication))
-    total = intervals.measure(*communication)
+    outside = activity.window[1] - activity.window[0] - window  # host only: before the first and behind the last kernel
+    hidden, total = int(exposure.hidden_ns[0]), int(exposure.comm_ns[0])
     return Figures(
-        idle=window - intervals.measure(*busy),
-        compute=intervals.measure(*compute),
-        other=intervals.measure(*busy) - intervals.measure(*compute),
+        idle=int(parts.idle_ns[0]) - outside,
+        compute=int(parts.compute_ns[0]),
+        other=other,
         window=window,
-        overlap=overlap,
-        overlap_percent=100 * overlap / total if total else float("nan"),
-        kernels=kernel_times(activity, work),
+        overlap=hidden,
+        overlap_percent=100 * hidden / total if total else float("nan"),
+        kernels={
+            name: (int(a), int(b), int(c)) for name, a, b, c in zip(sums.name, sums.total, sums.least, sums.most, strict=True)
+        },
     )
-
-
-def kernel_times(activity: Activity, work: DeviceWork) -> dict[str, tuple[int, int, int]]:
-    frame = pd.DataFrame({"name": work.name, "dur": work.end - work.start})
-    grouped = frame.groupby("name")["dur"].agg(["sum", "min", "max"])
-    return {activity.tables.text(int(code)): (int(a), int(b), int(c)) for code, a, b, c in grouped.itertuples()}
 
 
 def assert_agree(ours: Figures, hta: Figures) -> None:
