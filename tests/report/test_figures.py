@@ -118,4 +118,5 @@ def test_axis_unit_and_decimals() -> None:
     assert axis_unit([1999.0, None], "us") == ("us", 1.0)
     assert axis_unit([2000.0], "us") == ("ms", 1000.0)
     assert axis_unit([5e6], "GB/s") == ("GB/s", 1.0)
-    assert [decimals([value]) for value in (12345.6, 123.4, 1.2345, 0.00012, 0.0)] == [0, 1, 3, 4, 0]
+    assert [decimals([value]) for value in (12345.6, 123.4, 1.2345, 0.00012, 0.0, 483.0)] == [0, 1, 3, 4, 0, 0]
+    assert decimals([1.234, 2.5, 37935.5]) == 1

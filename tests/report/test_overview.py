@@ -25,7 +25,7 @@ def test_where_the_time_goes() -> None:
 
 def test_without_step_marks_the_window_is_meant() -> None:
     rows = [{**breakdown()[0], "step": None}]
-    assert answer(the_document(rows)).sentence.startswith("The recorded window takes 1 ms")
+    assert answer(the_document(rows)).sentence.startswith("The recorded window takes 1 ms: 60% compute")
 
 
 def test_a_step_that_could_not_be_broken_down_is_in_no_mean() -> None:

@@ -35,7 +35,12 @@ def test_what_was_not_recorded_is_a_dash_with_its_reason() -> None:
     found = column(np.array([5, NULL]), missing={"x": "the trace names no size"})
     assert (found.values, shown(found), found.missing) == ([5, None], ["5", "–"], "the trace names no size")
     assert column([1.5, np.nan]).missing == "not measured"
-    assert shown(column([None, pd.NA, np.inf, 2.0])) == ["–", "–", "–", "2.000"]
+    assert shown(column([None, pd.NA, np.inf, 2.0])) == ["–", "–", "–", "2"]
+
+
+def test_a_column_of_which_nothing_was_recorded_stays_a_column_of_numbers() -> None:
+    found = column([np.nan, np.nan], "Wait [us]")
+    assert (found.kind, found.title, shown(found)) == ("number", "Wait [us]", ["–", "–"])
 
 
 def test_numbers_that_a_browser_would_round_are_text() -> None:

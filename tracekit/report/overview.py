@@ -54,7 +54,8 @@ def answer(document: Mapping[str, Any]) -> Answer:
     what = "A step takes" if any(row.get("step") is not None for row in rows) else "The recorded window takes"
     named = sorted((part for part in parts if part.share >= 0.005), key=lambda part: -part.share)
     shares = ", ".join(f"{percent(part.share)} {part.name}" for part in named)
-    sentence = f"{what} {format_us(step)} on average" + (f": {shares}." if shares else ".")
+    average = " on average" if len(rows) > 1 else ""
+    sentence = f"{what} {format_us(step)}{average}" + (f": {shares}." if shares else ".")
     return Answer(sentence, step, tuple(parts), _mean(rows, "hidden_comm_us"))
 
 

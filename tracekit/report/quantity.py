@@ -40,9 +40,9 @@ def axis_unit(values: Iterable[float | None], unit: str) -> tuple[str, float]:
 
 
 def decimals(values: Iterable[float]) -> int:
-    """Digits after the point that show four significant digits of a typical value, 0 to 4."""
+    """Digits after the point that show four significant digits of a typical value, 0 to 4; fewer beside large ones, none for whole ones."""
     sizes = sorted(abs(value) for value in values if value)
-    if not sizes:
+    if not sizes or all(float(size).is_integer() for size in sizes):
         return 0
-    typical = sizes[len(sizes) // 2]
-    return min(4, max(0, 3 - math.floor(math.log10(typical)))) if typical < 1e4 else 0
+    typical, largest = math.floor(math.log10(sizes[len(sizes) // 2])), math.floor(math.log10(sizes[-1]))
+    return max(0, min(4, 3 - typical, 5 - largest))

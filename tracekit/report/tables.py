@@ -99,20 +99,20 @@ def _column(series: pd.Series[Any], heading: str, missing: str) -> ColumnData:
     values = _plain(series)
     present = [value for value in values if value is not None]
     missing = encodable(missing) or "not measured"
-    numeric = bool(present) and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in present)
+    found = _UNIT.search(heading)
+    numeric = bool(present or found) and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in present)
     if not numeric or any(isinstance(value, int) and abs(value) > _EXACT_IN_A_BROWSER for value in present):
         words = [None if value is None else _words(value) for value in values]
         long = max((len(word) for word in words if word), default=0) > _SHORT
         return ColumnData(encodable(heading), "text", words, missing=missing, long=long)
-    found = _UNIT.search(heading)
     unit = found[1] if found else ""
     bare = heading[: found.start()] if found else heading
     if unit in ("bytes", "B"):
         return ColumnData(bare, "bytes", values, missing=missing)
     if unit == "share":
         return ColumnData(bare, "share", values, missing=missing)
-    digits = 0 if all(isinstance(value, int) for value in present) else decimals(present)
-    grouped = max(abs(value) for value in present) >= 10_000
+    digits = decimals(present)
+    grouped = max((abs(value) for value in present), default=0) >= 10_000
     return ColumnData(encodable(heading), "number", values, digits, grouped, missing)
 
 

@@ -89,5 +89,9 @@ for (const block of document.querySelectorAll(".block.table")) {
     words = event.target.value.toLowerCase().split(/\s+/).filter(Boolean);
     draw();
   });
+  // Long names are cut after three lines; a click shows the rest (unless it ends a selection).
+  body.addEventListener("click", (event) => {
+    if (getSelection().isCollapsed) event.target.closest("td.long bdi")?.classList.toggle("whole");
+  });
   more?.addEventListener("click", () => { all = !all; draw(); });
 }
