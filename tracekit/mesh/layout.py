@@ -6,7 +6,6 @@ what was taken before it; what stays uncovered between 1 and the world size beco
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,10 +46,17 @@ class _Candidate:
     seen: int
 
     @property
-    def trust(self) -> tuple[bool, bool, int, int, int, str]:
-        """Small first: described axes, dimensions before what lies over them, the finest, the most usual name."""
+    def trust(self) -> tuple[int, int, int, int, Span, str]:
+        """Most trusted first; of one kind the finest, then the usual name."""
         known = DIMENSIONS.index(self.name) if self.name in DIMENSIONS else len(DIMENSIONS)
-        return (not self.name, is_overlay(self.name), self.span.size, known, -self.seen, f"{self.span.low:020} {self.name}")
+        return (self.kind, self.span.size, known, -self.seen, self.span, self.name)
+
+    @property
+    def kind(self) -> int:
+        """0: a dimension; 1: several flattened; 2: lies over dimensions of other names; 3: nothing describes it."""
+        if not self.name:
+            return 3
+        return 0 if not is_overlay(self.name) else (1 if len(parts(self.name)) > 1 else 2)
 
 
 def span_of_axes(axes: Sequence[Sized]) -> list[tuple[str, Span]]:
@@ -66,21 +72,27 @@ def layout(
     placed: Sequence[Placed], world_size: int | None, ranks: Sequence[int], notes: list[str]
 ) -> tuple[list[tuple[str, Span]], str]:
     """((name, span) of each axis, outermost first; where the names come from: descriptions, rank_lists or none)."""
-    candidates = sorted([*_described(placed, notes), *_undescribed(placed, world_size, ranks)], key=lambda c: c.trust)
+    candidates = [*_described(placed, notes), *_undescribed(placed, world_size, ranks)]
     taken: list[_Candidate] = []
-    for candidate in candidates:
+    _take(taken, [c for c in candidates if c.kind < 2], world_size, notes)
+    _take(taken, _left_over(taken, placed), world_size, notes)
+    _take(taken, [c for c in candidates if c.kind >= 2], world_size, notes)
+    if not taken:
+        return [], "none"
+    described = any(candidate.name for candidate in taken)
+    axes = _tiled(sorted(taken, key=lambda c: c.span), world_size)
+    _note_nameless(taken, axes, described, notes)
+    return axes[::-1], "descriptions" if described else "rank_lists"
+
+
+def _take(taken: list[_Candidate], candidates: Sequence[_Candidate], world_size: int | None, notes: list[str]) -> None:
+    for candidate in sorted(candidates, key=lambda c: c.trust):
         low, high = candidate.span
         if world_size is not None and world_size % high:
             if candidate.name:
                 notes.append(f"groups of axis {candidate.name} ({high // low} ranks, stride {low}) do not tile {world_size} ranks")
         elif all(_apart(candidate.span, other.span) for other in taken):
             taken.append(candidate)
-    if not taken:
-        return [], "none"
-    described = any(candidate.name for candidate in taken)
-    axes = _tiled(sorted(taken, key=lambda c: c.span), placed, world_size)
-    _note_nameless(taken, axes, described, notes)
-    return axes[::-1], "descriptions" if described else "rank_lists"
 
 
 def _apart(a: Span, b: Span) -> bool:
@@ -127,38 +139,36 @@ def _undescribed(placed: Sequence[Placed], world_size: int | None, ranks: Sequen
     return [_Candidate("", span, count[shape]) for shape in shapes for span in shape]
 
 
-def _tiled(taken: Sequence[_Candidate], placed: Sequence[Placed], world_size: int | None) -> list[tuple[str, Span]]:
-    """All axes, innermost first: what was taken, and the gaps between."""
-    axes: list[tuple[str, Span]] = []
-    low = 1
-    for candidate in taken:
-        if candidate.span.low > low:
-            axes.append(("", Span(low, candidate.span.low)))
-        axes.append((candidate.name, candidate.span))
-        low = candidate.span.high
-    if world_size is not None and world_size > low:
-        axes.append(("", Span(low, world_size)))
-    used = {name for name, _ in axes}
-    for i, (name, span) in enumerate(axes):
-        if not name:
-            derived = _left_over(span, axes, placed)
-            axes[i] = (derived if derived and derived not in used else f"axis_{span.low}x{span.size}", span)
-            used.add(axes[i][0])
-    return axes
-
-
-def _left_over(span: Span, axes: Sequence[tuple[str, Span]], placed: Sequence[Placed]) -> str:
-    """Name of a nameless axis from a flattened one: where dp_shard_cp covers just it and cp, it is dp_shard; '' where nothing tells."""
-    for p in sorted(placed, key=lambda p: p.group.id):
-        names = parts(p.described)
-        if p.spans is None or len(names) < 2:
+def _left_over(taken: Sequence[_Candidate], placed: Sequence[Placed]) -> list[_Candidate]:
+    """Dimensions without a group of their own, from flattened axes: where dp_shard_cp covers cp and something else, that is dp_shard."""
+    found: dict[str, _Candidate] = {}
+    for p in placed:
+        inside = [t for t in taken if any(w.low <= t.span.low and t.span.high <= w.high for w in p.spans or ())]
+        names = [name for name in parts(p.described) if name not in [t.name for t in inside]]
+        if len(names) != 1 or not inside or len(inside) != len(parts(p.described)) - 1 or names[0] in [t.name for t in taken]:
             continue
-        inside = [(name, s) for name, s in axes if any(w.low <= s.low and s.high <= w.high for w in p.spans)]
-        others = [name for name, s in inside if s != span]
-        left = [name for name in names if name not in others]
-        if math.prod(s.size for _, s in inside) == p.group.size and len(left) == 1 and len(inside) == len(others) + 1 == len(names):
-            return left[0]
-    return ""
+        gaps = [gap for w in p.spans or () for gap in _gaps(w, [t.span for t in inside])]
+        if len(gaps) == 1 and gaps[0].high % gaps[0].low == 0:
+            found.setdefault(names[0], _Candidate(names[0], gaps[0], 1))
+    return list(found.values())
+
+
+def _gaps(whole: Span, covered: Sequence[Span]) -> list[Span]:
+    """What of a span the others leave uncovered, innermost first."""
+    gaps, low = [], whole.low
+    for span in sorted(s for s in covered if whole.low <= s.low < whole.high):
+        if span.low > low:
+            gaps.append(Span(low, span.low))
+        low = span.high
+    return [*gaps, Span(low, whole.high)] if whole.high > low else gaps
+
+
+def _tiled(taken: Sequence[_Candidate], world_size: int | None) -> list[tuple[str, Span]]:
+    """All axes, innermost first: what was taken, and the gaps between, named by stride and size."""
+    named = [(candidate.name, candidate.span) for candidate in taken]
+    whole = Span(1, world_size if world_size is not None else taken[-1].span.high)
+    every = sorted([*named, *(("", gap) for gap in _gaps(whole, [span for _, span in named]))], key=lambda axis: axis[1])
+    return [(name or f"axis_{span.low}x{span.size}", span) for name, span in every]
 
 
 def _note_nameless(taken: Sequence[_Candidate], axes: Sequence[tuple[str, Span]], described: bool, notes: list[str]) -> None:

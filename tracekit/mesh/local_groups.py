@@ -28,17 +28,18 @@ def local_groups(tables: RankTables) -> tuple[list[LocalGroup], Int32Array]:
     Mentions of one group are put together: a list that one mention cuts is taken whole from another, or rebuilt from start, stride and size
     where those agree with what is visible. What stays unknown is noted in ``tables.coverage``.
     """
-    world = _World.of(tables)
+    infos = _infos(tables)
+    world = _World.of(infos)
     found = _Found(world)
-    info = tables.metadata.get("distributedInfo")
-    entries = info.get("pg_config") if isinstance(info, dict) else None
-    for entry in entries if isinstance(entries, list) else []:
-        if isinstance(entry, dict):
+    for info in infos:
+        entries = info.get("pg_config")
+        listed = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+        for entry in listed:
             found.place(_configured(entry, world))
+        counted = _integer(info.get("pg_count"), len(listed))
+        if listed and counted != len(listed):
+            world.notes.append(f"pg_count is {counted}, {len(listed)} process groups are listed: the listed ones are used")
     configured = len(found.groups)
-    counted = _integer(info.get("pg_count"), configured) if isinstance(info, dict) else configured
-    if configured and counted != configured:
-        world.notes.append(f"pg_count is {counted}, {configured} process groups are listed: the listed ones are used")
     mentions, inverse = _mentions(tables, world)
     places = [-1 if mention is None else found.place(mention) for mention in mentions]
     if configured and len(found.groups) > configured:
@@ -74,11 +75,11 @@ class _World:
     notes: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, tables: RankTables) -> _World:
-        """From ``distributedInfo``."""
-        info = tables.metadata.get("distributedInfo")
-        info = info if isinstance(info, dict) else {}
-        return cls(_size(info.get("world_size")), _integer(info.get("rank"), -1))
+    def of(cls, infos: Sequence[dict[str, Any]]) -> _World:
+        """From every ``distributedInfo`` of the file; one that is told twice and differently is not known."""
+        sizes = {_size(info.get("world_size")) for info in infos} - {0}
+        ranks = {_integer(info.get("rank"), -1) for info in infos} - {-1}
+        return cls(sizes.pop() if len(sizes) == 1 else 0, ranks.pop() if len(ranks) == 1 else -1)
 
     def list_of(self, start: int, stride: int, size: int) -> tuple[int, ...] | None:
         """``size`` ranks from ``start`` at distance ``stride``; None for a list that no job has, or one too many for memory."""
@@ -92,6 +93,13 @@ class _World:
             self.members += size
             self.built[key] = tuple(range(start, last + 1, max(1, stride)))
         return self.built[key]
+
+
+def _infos(tables: RankTables) -> list[dict[str, Any]]:
+    """Every ``distributedInfo``: mostly one or none; a file that repeats the key has them all under a name of the reader's."""
+    repeated = tables.metadata.get("_distributedInfo_all")
+    infos = repeated if isinstance(repeated, list) else [tables.metadata.get("distributedInfo")]
+    return [info for info in infos if isinstance(info, dict)]
 
 
 def _integer(value: Any, default: int) -> int:

@@ -14,7 +14,6 @@ DIMENSIONS = (
     "dp_replicate",
     "dp_shard",
     "dp_shard_mod_ep",
-    "dp_shard_in_ep",
     "dp_mod_ep",
     "replicate",
     "shard",
@@ -26,7 +25,7 @@ DIMENSIONS = (
     "tp",
 )
 #: Axes that lie over dimensions of another name: experts re-use the ranks of data, context and tensor axes; a loss is summed over several.
-OVERLAYS = ("ep", "edp", "etp", "efsdp", "loss", "batch", "embedding", "distributed_optimizer")
+OVERLAYS = ("dp_shard_in_ep", "ep", "edp", "etp", "efsdp", "loss", "batch", "embedding", "distributed_optimizer")
 
 _MEGATRON = {
     "TENSOR_MODEL_PARALLEL_GROUP": "tp",
