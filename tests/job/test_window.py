@@ -112,7 +112,9 @@ def test_chosen_steps_leave_the_others_outside():
         trace.kernel("k", 100 * n + 10, 50)
     a = build_activity(tables(trace.text()), steps=(1, 3))
     assert a.steps.number.tolist() == [1, 2]
-    assert a.device.step.tolist() == [-1, 0, 1, -1]
+    assert a.device.step.tolist() == [0, 1]
+    assert [i for i, *_ in a.spans()] == [0, 1]
+    assert build_activity(tables(trace.text()), steps=(9, 10)).spans() == []
 
 
 def test_graph_replays_are_said():

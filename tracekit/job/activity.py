@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import Any
 
@@ -52,6 +52,10 @@ class DeviceWork:
     def __len__(self) -> int:
         return len(self.row)
 
+    def where(self, chosen: BoolArray) -> DeviceWork:
+        """Only the chosen pieces of work."""
+        return DeviceWork(**{field_.name: getattr(self, field_.name)[chosen] for field_ in fields(self)})
+
     def of(self, work: Work) -> tuple[Int64Array, Int64Array]:
         """(start, end) of one kind of work, sorted by start."""
         chosen = self.work == work
@@ -80,10 +84,10 @@ class Activity:
         return self.tables.coverage
 
     def spans(self) -> list[tuple[int, int, int]]:
-        """(index, start, end) of each step; one span of index 0 over the whole window where there are no steps."""
+        """(index, start, end) of each step; one span of index 0 over the whole window where the trace marks no steps."""
         if len(self.steps):
             return [(i, int(s), int(e)) for i, (s, e) in enumerate(zip(self.steps.start, self.steps.end, strict=True))]
-        return [(0, *self.window)]
+        return [(0, *self.window)] if self.steps.source == "none" else []
 
     def names(self, codes: Int32Array) -> pd.Categorical:
         """Codes as a categorical of their strings (only the used ones)."""

@@ -78,6 +78,8 @@ def build_activity(tables: RankTables, steps: tuple[int | None, int | None] | No
         found = _chosen_steps(found, steps)
     groups, group_of = local_groups(tables)
     work, on_cpu = device_work(tables, found, span)
+    if steps is not None:
+        work = work.where((work.step >= 0) | (work.launch_step >= 0))
     operations, work = local_operations(tables, work, phases, group_of)
     _give_the_only_group(tables, operations, groups)
     return Activity(tables, found, phases, work, operations, groups, on_cpu, span)
