@@ -29,11 +29,16 @@ KINDS = (
     "unknown",
 )
 POINT_TO_POINT = ("send", "recv", "send_recv")
+#: Kinds that say nothing against any other kind.
+VAGUE = ("send_recv", "unknown")
+#: Kinds in which no rank can leave before the last one has arrived, as each needs something of every other.
+BLOCKING = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "barrier")
 
 #: A spelling without its separators and decorations (see ``_bare``), and the kind it stands for.
 _SPELLINGS = {
     "allreduce": "all_reduce",
     "allreducesparse": "all_reduce",
+    "sparseallreduce": "all_reduce",
     "allreducecoalesced": "all_reduce",
     "allgather": "all_gather",
     "allgatherbase": "all_gather",
@@ -55,6 +60,9 @@ _SPELLINGS = {
     "alltoallsingleautograd": "all_to_all",
     "alltoallvdev": "all_to_all",
     "alltoallvdev2d": "all_to_all",
+    "alltoallvdev2doffset": "all_to_all",
+    "alltoallvbase": "all_to_all",
+    "sharddimalltoall": "all_to_all",
     "broadcast": "broadcast",
     "broadcastcoalesced": "broadcast",
     "reduce": "reduce",
@@ -67,6 +75,7 @@ _SPELLINGS = {
     "recvanysource": "recv",
     "sendrecv": "send_recv",
     "batchisendirecv": "send_recv",
+    "batchp2pops": "send_recv",
     "barrier": "barrier",
     "monitoredbarrier": "barrier",
     "allreducebarrier": "barrier",
@@ -91,22 +100,36 @@ def kind_of_collective_name(text: str) -> str | None:
     return _SPELLINGS.get(_bare(text))
 
 
-_OPERATOR = re.compile(r"^(?:c10d|_?c10d_functional|_c10d_functional_autograd|symm_mem|torch_ipex|tutel|deep_ep)::(.+)$")
-_SYMMETRIC = re.compile(r"^(?:multimem_|one_shot_|two_shot_|low_contention_|fused_)?_?(.+?)_?$")
+_OPERATOR = re.compile(r"(?:c10d|_?c10d_functional|_c10d_functional_autograd|_dtensor|symm_mem|deep_ep)::(\w+)")
+#: How an operator on symmetric memory says which algorithm or library moves the bytes; the collective's own name follows.
+_ALGORITHMS = ("multimem", "one_shot", "two_shot", "low_contention", "multi_root", "tile", "nvshmem", "nccl")
 
 
 @lru_cache(maxsize=65536)
 def kind_of_operator(text: str) -> str | None:
-    """Kind of an operator that is a collective call (``c10d::allreduce_``, ``_c10d_functional::all_gather_into_tensor``); else None."""
-    found = _OPERATOR.match(text)
+    """Kind of an operator that is a collective call (``c10d::allreduce_``, ``_c10d_functional::all_gather_into_tensor``); else None.
+
+    None as well for operators that wait (``wait_tensor``), that put or get one-sidedly, and that fuse a collective with a multiplication:
+    what runs inside the last is mostly compute.
+    """
+    found = _OPERATOR.fullmatch(text)
     if found is None:
         return None
     name = found.group(1)
+    if text.startswith("symm_mem::"):
+        name = _without_algorithm(name)
     kind = _SPELLINGS.get(_bare(name))
-    if kind is None and text.startswith("symm_mem::"):
-        inner = _SYMMETRIC.match(name)
-        kind = _SPELLINGS.get(_bare(inner.group(1))) if inner else None
     return None if kind == "unknown" else kind
+
+
+def _without_algorithm(name: str) -> str:
+    """``multimem_one_shot_all_reduce_out`` becomes ``all_reduce``."""
+    name = name.strip("_")
+    while (algorithm := next((a for a in _ALGORITHMS if name.startswith(a + "_")), "")) != "":
+        name = name[len(algorithm) + 1 :]
+    for ending in ("_offset", "_out", "_copy"):
+        name = name.removesuffix(ending)
+    return name
 
 
 _ANNOTATION = re.compile(r"^(?:nccl|gloo|mpi|ucc|xccl|ccl|hccl|rccl|mccl|cncl|smddp):(\w+)(?:\s+\d+\s*(?:->|<-)\s*\d+)?$")
@@ -127,15 +150,15 @@ class KernelClass:
     implementation: str
 
 
-#: Longest spellings first: AllReduce and ReduceScatter hold Reduce.
+#: Words in a kernel's name, without underscores and in lower case. What holds another comes first: AllReduce holds Reduce.
 _IN_KERNEL = (
+    ("crossdevicereduce", "all_reduce"),
     ("allreduce", "all_reduce"),
     ("reducescatter", "reduce_scatter"),
     ("allgather", "all_gather"),
     ("alltoall", "all_to_all"),
     ("sendrecv", "send_recv"),
     ("broadcast", "broadcast"),
-    ("allbcast", "all_gather"),
     ("bcast", "broadcast"),
     ("reduce", "reduce"),
     ("scatter", "scatter"),
@@ -145,25 +168,30 @@ _IN_KERNEL = (
     ("combine", "all_to_all"),
     ("send", "send"),
     ("recv", "recv"),
+    ("receive", "recv"),
 )
 
-#: (pattern of the name without return type and template, implementation). First match wins.
+#: (pattern of the kernel's own name, implementation). First match wins. A name may begin after the digits of a mangled one.
 _FAMILIES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
-    (re.compile(pattern, re.I), implementation)
+    (re.compile(rf"(?<![a-z_])(?:{pattern})", re.I), implementation)
     for pattern, implementation in (
-        (r"\bncclSymk?(?:Dev)?(?:Kernel)?", "nccl_symmetric"),
-        (r"\brccl\w*kernel|\brccl_", "rccl"),
-        (r"\bnccl\w*kernel|\bncclKernel|\bnccldevkernel|\bnccl_?\w+kernel", "nccl"),
-        (r"\bmultimem_(?:all_?reduce|all_?gather|reduce_?scatter|one_shot)\w*", "symmetric_memory"),
-        (r"\b(?:one_shot|two_shot)_all_?reduce\w*|\bsymm_mem\w*|\blow_contention_\w+", "symmetric_memory"),
-        (r"\bcross_device_reduce\w*|\b(?:one|two)shot_?all_?reduce\w*|\btrtllm_allreduce\w*|\ballreduce_fusion_kernel\w*", "custom"),
-        (r"\bnvshmem\w*|\bnvshmemi?_\w+", "nvshmem"),
-        (r"\bdeep_ep::", "deep_ep"),
-        (r"\bmscclpp?\w*|\bmsccl_?kernel\w*", "msccl"),
-        (r"\bhcom_\w+|\bhccl\w*", "hccl"),
-        (r"\bccl_(?:all|reduce|broadcast|send|recv)\w*|\boneccl\w*", "oneccl"),
+        (r"ncclSymk?(?:Dev)?(?:Kernel)?_", "nccl_symmetric"),
+        (r"rccl\w*kernel|rccl_", "rccl"),
+        (r"nccl\w*kernel", "nccl"),
+        (r"multimem_\w*(?:reduce|gather|scatter)|(?:one|two)_shot_all_?reduce|symm_mem|low_contention_", "symmetric_memory"),
+        (r"c10d::symmetric_memory::", "symmetric_memory"),
+        (r"cross_device_reduce|\w+_cross_device_(?:reduce|store)|(?:one|two)shot_?all_?reduce|trtllm_all_?reduce", "custom"),
+        (r"all_?reduce_(?:fusion_kernel|prototype|(?:one|two)_?shot)|hybridCubeMeshAllReduce", "custom"),
+        (r"nvshmem", "nvshmem"),
+        (r"deep_ep::(?!layout::)", "deep_ep"),
+        (r"Ep(?:Dispatch|Combine)\w*Kernel", "mori"),
+        (r"msccl(?:pp)?(?:::|_|kernel)", "msccl"),
+        (r"hcom_|hccl", "hccl"),
+        (r"ccl_(?:all|reduce|broadcast|send|recv)|oneccl_", "oneccl"),
     )
 )
+#: Nothing beyond this many characters of a kernel's name is looked at.
+_NAME_LENGTH = 1000
 
 
 @lru_cache(maxsize=65536)
@@ -173,19 +201,39 @@ def kernel_class(name: str) -> KernelClass | None:
     NCCL's Generic kernels are ``unknown``; SendRecv kernels ``send_recv``. A name that merely holds "reduce" or "broadcast" (every tensor
     library has such kernels) is not communication: the family must be known.
     """
-    head = re.split(r"[(<]", name.removeprefix("void ").replace("(anonymous namespace)::", ""), maxsplit=1)[0]
+    own = _own_name(name[:_NAME_LENGTH])
     for pattern, implementation in _FAMILIES:
-        if pattern.search(head):
-            return KernelClass(_kind_in(head), implementation)
+        found = pattern.search(own)
+        if found is not None:
+            return KernelClass(_kind_in(own, found.start()), implementation)
     return None
 
 
-def _kind_in(head: str) -> str:
-    bare = re.sub(r"^.*?(?:nccl\w*?kernel_?|rccl\w*?kernel_?)", "", head, flags=re.I) or head
-    bare = (bare if any(w in bare.lower().replace("_", "") for w, _ in _IN_KERNEL) else head).lower().replace("_", "")
-    if "crossdevicereduce" in bare:
-        return "all_reduce"
-    return next((kind for word, kind in _IN_KERNEL if word in bare), "unknown")
+def _own_name(name: str) -> str:
+    """A demangled name without its template arguments and parameters, which may hold the names of other functions."""
+    name = name.replace("(anonymous namespace)::", "")
+    if "<" not in name and "(" not in name:
+        return name
+    depth, kept = 0, []
+    for character in name:
+        if character in "<(":
+            depth += 1
+        elif character in ">)":
+            depth = max(depth - 1, 0)
+        elif not depth:
+            kept.append(character)
+    return "".join(kept)
+
+
+def _kind_in(own: str, start: int) -> str:
+    """The collective that the name says: behind ``kernel_`` where there is one, else anywhere from the family's word on."""
+    bare = own[start:].lower().replace("_", "")
+    tail = bare.partition("kernel")[2]
+    for text in (tail, bare):
+        for word, kind in _IN_KERNEL:
+            if word in text:
+                return kind
+    return "unknown"
 
 
 #: torch's name and bytes of every element type, under every spelling: metadata (BFloat16), operators (c10::BFloat16, long int), torch.
@@ -194,12 +242,12 @@ for _size, _name, _spellings in (
     (4, "float32", "Float float float32 fp32"),
     (8, "float64", "Double double float64"),
     (2, "float16", "Half c10::Half half float16 fp16"),
-    (2, "bfloat16", "BFloat16 c10::BFloat16 bfloat16 bf16"),
+    (2, "bfloat16", "BFloat16 c10::BFloat16 bfloat16 bf16 bfp16"),
     (8, "int64", "Long long|int long int64 long|long"),
     (4, "int32", "Int int int32"),
     (2, "int16", "Short short short|int int16"),
-    (1, "int8", "Char char signed|char int8"),
-    (1, "uint8", "Byte byte unsigned|char uint8"),
+    (1, "int8", "Char char signed|char int8 int8_t"),
+    (1, "uint8", "Byte byte unsigned|char uint8 uint8_t"),
     (1, "bool", "Bool bool"),
     (2, "uint16", "UInt16 uint16 unsigned|short unsigned|short|int"),
     (4, "uint32", "UInt32 uint32 unsigned|int"),
@@ -216,6 +264,10 @@ for _size, _name, _spellings in (
     (1, "qint8", "QInt8 c10::qint8 qint8"),
     (1, "quint8", "QUInt8 c10::quint8 quint8"),
     (4, "qint32", "QInt32 c10::qint32 qint32"),
+    (1, "quint4x2", "QUInt4x2 c10::quint4x2 quint4x2"),
+    (1, "quint2x4", "QUInt2x4 c10::quint2x4 quint2x4"),
+    (1, "bits8", "Bits8 c10::bits8 bits8"),
+    (2, "bits16", "Bits16 c10::bits16 bits16"),
 ):
     for _spelling in _spellings.split():
         _TYPES[_spelling.replace("|", " ")] = (_name, _size)
