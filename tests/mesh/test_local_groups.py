@@ -143,7 +143,7 @@ def test_start_and_stride_that_contradict_the_visible_members_are_not_believed()
     [
         (4, 2, 3, (4, 6, 8)),
         (0, 1, 16, tuple(range(16))),  # as many as there are ranks
-        (0, 1, 4, None),  # what torch writes where it was not told
+        (0, 1, 5, None),  # what torch writes where it was not told, though this rank would be among them
         (5, 2, 3, None),  # this rank is not among them
         (4, -1, 3, None),  # irregular
         (4, 6, 3, None),  # beyond the world

@@ -86,6 +86,14 @@ def test_ranks_that_claim_a_group_are_members_of_it() -> None:
     assert unite(everyone, 64)[0].groups[0].ranks == ODD
 
 
+def test_what_two_ranks_have_of_one_list_is_put_together_whoever_has_more() -> None:
+    more, less, least = part("9", 40, *ODD[:30]), part("9", 40, *ODD[:5]), part("9", 0)
+    united, _ = unite([(0, [least]), (1, [less]), (3, [more])], 64)
+    assert [(g.known, g.size) for g in united.groups] == [(ODD[:30], 40)]
+    other = part("9", 40, 0, 2, 5)
+    assert len(unite([(0, [less]), (0, [other])], 64)[0]) == 2
+
+
 def test_as_many_members_as_there_are_ranks() -> None:
     assert unite([(1, [part("0", 4)])], 4)[0].groups[0].ranks == (0, 1, 2, 3)
 
