@@ -50,6 +50,64 @@ def test_unknown_hosts_share_a_clock_until_a_collective_contradicts_it():
     assert two.residual_ns == 0
 
 
+def test_ranks_of_unknown_host_beside_known_hosts_have_their_own_clock():
+    ahead = {0: 0, 1: 5_000_000, 2: -70_000, 3: 5_000_000}
+    rows = [(r, m, 10_000 * m + 7 * r + o, 10_000 * m + 4000 + o) for m in range(3) for r, o in ahead.items()]
+    clock = align({0: "a", 1: "b", 2: "", 3: "b"}, *operations(*rows))
+    assert clock.aligned
+    assert clock.offset_ns == ahead
+    assert "rank 2 by -70 us" in clock.note
+
+
+def test_one_known_host_and_no_contradiction_is_one_clock():
+    clock = align({0: "a", 1: ""}, *operations((0, 0, 0, 50), (1, 0, 40, 60)))
+    assert (clock.aligned, clock.offset_ns, clock.note) == (True, {0: 0, 1: 0}, "")
+
+
+def test_hosts_that_share_nothing_with_the_first_still_share_a_clock():
+    rows = [(0, 0, 0, 10), (1, 0, 5, 10), (2, 1, 0, 100), (3, 1, 7000, 7100)]
+    clock = align({0: "a", 1: "a", 2: "b", 3: "c"}, *operations(*rows))
+    assert not clock.aligned
+    assert clock.offset_ns == {0: 0, 1: 0, 2: 0, 3: 7000}
+    assert clock.residual_ns == 0
+    assert "host b, host c could not be compared with host a" in clock.note
+
+
+def test_a_rank_of_no_known_host_is_not_an_error():
+    clock = align({0: "a"}, *operations((0, 0, 0, 10), (5, 0, 1000, 1010)))
+    assert clock.offset_ns == {0: 0, 5: 1000}
+
+
+def test_the_median_outvotes_one_wrong_match_and_the_contradiction_is_said():
+    ahead = 3_000_000
+    rows = [(0, m, 10_000 * m, 10_000 * m + 4000) for m in range(12)]
+    rows += [(1, m, 10_000 * m + ahead, 10_000 * m + 4000 + ahead) for m in range(11)]
+    rows += [(1, 11, 900_000_000 + ahead, 900_004_000 + ahead)]
+    clock = align({0: "a", 1: "b"}, *operations(*rows))
+    assert clock.offset_ns[1] == ahead
+    assert clock.residual_ns == 900_000_000 - 10_000 * 11 - 4000
+    assert clock.aligned
+    assert "drift is not modelled" in clock.note
+
+
+def test_collectives_that_contradict_each_other_align_nothing():
+    """Matches by order that are not one collective: no offset brings them together."""
+    rows = [(0, m, 10**9 * m, 10**9 * m + 4000) for m in range(4)]
+    rows += [(1, m, 10**9 * m + m * m * 10**8, 10**9 * m + m * m * 10**8 + 4000) for m in range(4)]
+    clock = align({0: "a", 1: "b"}, *operations(*rows))
+    assert not clock.aligned
+    assert clock.residual_ns > 10**8
+    assert "contradict" in clock.note
+
+
+def test_times_of_today_are_exact():
+    now = 1_775_078_550_123_456_789
+    rows = [(0, m, now + 1000 * m, now + 1000 * m + 100) for m in range(2)]
+    rows += [(1, m, now + 1000 * m + 33, now + 1000 * m + 101) for m in range(2)]
+    far = [(r, m, s + (7 * 10**17 + 1) * r, e + (7 * 10**17 + 1) * r) for r, m, s, e in rows]
+    assert align({0: "a", 1: "b"}, *operations(*far)).offset_ns[1] == 7 * 10**17 + 2
+
+
 def test_nothing_to_compare():
     empty = np.empty(0, np.int64)
     clock = align({0: "a"}, empty.astype(np.int32), empty.astype(np.int32), empty, empty)

@@ -37,6 +37,17 @@ def test_the_launching_call_wins_over_another_with_its_correlation():
     assert named(t, correlate.launches(t, t.rows(Category.KERNEL))) == ["cudaLaunchKernelExC", None, None]
 
 
+def test_instantiating_a_graph_launches_nothing():
+    trace = Trace()
+    trace.launch(5, 0, name="cudaGraphInstantiate")
+    trace.launch(5, 10, name="cudaGraphLaunch")
+    for i in range(2):
+        trace.kernel("k", 20 + 5 * i, 5, correlation=5)
+    trace.kernel("negative", 40, 5, correlation=-5)
+    t = tables(trace.text())
+    assert named(t, correlate.launches(t, t.rows(Category.KERNEL))) == ["cudaGraphLaunch", "cudaGraphLaunch", None]
+
+
 def test_the_innermost_on_the_same_thread():
     trace = Trace()
     trace.operator("outer", 0, 100)

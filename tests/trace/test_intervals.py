@@ -59,4 +59,18 @@ def test_single_intervals_are_covered_and_cut(items, cover_items):
 @given(pairs, st.integers(0, 50), st.integers(0, 50))
 def test_clip(items, low, high):
     u = intervals.union(*arrays(items))
-    assert points(*intervals.clip(*u, low, high)) == {t for t in points(*u) if low <= t < high}
+    inside = intervals.clip(*u, low, high)
+    assert points(*inside) == {t for t in points(*u) if low <= t < high}
+    assert intervals.measure(*inside) == len(points(*inside))
+
+
+def test_a_million_nested_intervals_are_one():
+    start = np.arange(1_000_000)
+    assert [part.tolist() for part in intervals.union(start[::-1], 3_000_000 - start[::-1])] == [[0], [3_000_000]]
+
+
+def test_negative_and_absent_lengths_cover_nothing():
+    s, e = intervals.union(np.array([5, 9]), np.array([2, 9]))
+    assert len(s) == len(e) == 0
+    assert intervals.covered(np.array([3, 8]), np.array([8, 3]), (np.array([0]), np.array([5]))).tolist() == [2, 0]
+    assert [len(part) for part in intervals.segments_outside(np.array([8]), np.array([3]), intervals.empty())] == [0, 0, 0]

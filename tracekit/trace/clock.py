@@ -6,8 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from tracekit.trace.events import Int32Array, Int64Array
+from tracekit.trace.events import BoolArray, Int32Array, Int64Array
+from tracekit.units import NS_PER_US
+
+#: Clocks are called aligned when no more than this share of the collectives is still contradicted by more than this much.
+CONTRADICTED_SHARE = 0.1
+CONTRADICTED_NS = 100 * NS_PER_US
 
 
 @dataclass(frozen=True)
@@ -25,111 +31,150 @@ class Clock:
     note: str = ""
 
 
+@dataclass(frozen=True)
+class _Tie:
+    """Two clocks (places in the list of clocks) that share ``weight`` collectives: ``second`` is ``offset`` [ns] ahead of ``first``."""
+
+    first: int
+    second: int
+    offset: int
+    weight: int
+
+
 def align(hosts: Mapping[int, str], rank: Int32Array, match: Int32Array, start: Int64Array, end: Int64Array) -> Clock:
     """Offsets of the hosts' clocks from matched blocking collectives (one array entry an operation on one rank, own clocks).
 
     Nobody leaves such a collective before the last has come, and all leave it together. So for two hosts the median difference of
     the ends estimates the offset, and "latest start <= earliest end" of every collective bounds it. Ranks of one host share a clock.
-    Without host names all ranks are taken to share one, unless the collectives contradict that.
+    A rank without a host name shares the clock of the others unless two hosts are known or a collective contradicts that; then it has
+    its own. Clocks that no collective ties to the first rank's are not aligned: the first of each such set keeps offset 0.
     """
-    ranks = sorted(hosts)
-    known = all(hosts[r] for r in ranks)
-    domain = {r: hosts[r] for r in ranks} if known else dict.fromkeys(ranks, "")
-    residual = _residual(match, start, end)
-    if len(set(domain.values())) <= 1 and (known or not residual):
-        note = f"the clocks of one host contradict its collectives by {residual / 1000:.0f} us" if residual else ""
+    used, place_of = np.unique(rank, return_inverse=True)
+    ranks = sorted({*hosts, *used.tolist()})
+    named = {r: hosts.get(r, "") for r in ranks}
+    gaps = _gaps(match, start, end)
+    residual = _residual(gaps)
+    known = set(named.values()) - {""}
+    if len(known) < 2 and (all(named.values()) or not residual):
+        note = f"collectives on one host contradict its clock by up to {_us(residual)}" if residual else ""
         return Clock(True, dict.fromkeys(ranks, 0), residual, note)
-    if not known:
-        domain = {r: str(r) for r in ranks}
-    names = list(dict.fromkeys(domain[r] for r in ranks))
-    place = {r: names.index(domain[r]) for r in ranks}
-    host = np.array([place[int(r)] for r in rank], np.int64)
-    offset, reached = _spread(len(names), *_pairs(host, match, start, end))
-    offsets = {r: int(offset[place[r]]) for r in ranks}
-    residual = _residual(match, start - offset[host], end - offset[host])
-    return Clock(bool(reached.all()), offsets, residual, _note(names, offset, reached, residual, known))
+    domains = {r: f"host {named[r]}" if named[r] else f"rank {r}" for r in ranks}
+    names = list(dict.fromkeys(domains.values()))
+    index = {name: i for i, name in enumerate(names)}
+    domain = np.array([index[domains[int(r)]] for r in used], np.int64)[place_of]
+    offset, anchor = _spread(len(names), _ties(domain, match, start, end))
+    gaps = _gaps(match, start - offset[domain], end - offset[domain])
+    sound = not len(gaps) or float((gaps > CONTRADICTED_NS).mean()) <= CONTRADICTED_SHARE
+    offsets = {r: int(offset[index[domains[r]]]) for r in ranks}
+    note = _note(names, offset, anchor, _residual(gaps), "" in named.values())
+    return Clock(sound and not anchor.any(), offsets, _residual(gaps), note)
 
 
-def _note(names: list[str], offset: Int64Array, reached: np.ndarray, residual: int | None, known: bool) -> str:
+def _us(ns: int | None) -> str:
+    us = (ns or 0) / NS_PER_US
+    return f"{us:.0f} us" if us >= 10 else f"{us:.3g} us"
+
+
+def _note(names: list[str], offset: Int64Array, anchor: Int64Array, residual: int | None, unnamed: bool) -> str:
     parts = []
-    moved = [(n, int(o)) for n, o in zip(names, offset, strict=True) if o]
-    what = "host" if known else "rank"
+    clocks = list(zip(names, offset.tolist(), anchor.tolist(), strict=True))
+    moved = [f"{name} by {'+' if ahead > 0 else '-'}{_us(abs(ahead))}" for name, ahead, apart in clocks if ahead and not apart]
     if moved:
-        shown = ", ".join(f"{what} {n} by {o / 1000:+.0f} us" for n, o in moved[:8])
-        more = f" and {len(moved) - 8} more" if len(moved) > 8 else ""
-        parts.append(f"clocks were aligned through matched collectives: {shown}{more} against {what} {names[0]}")
-    if not reached.all():
-        lost = [n for n, ok in zip(names, reached, strict=True) if not ok]
-        which = ", ".join(lost[:8])
-        parts.append(f"the clock of {what} {which} could not be compared (no matched collective): its times stand apart")
+        by_rank = ", ranks without a host name each by itself" if unnamed else ""
+        parts.append(f"clocks were aligned through matched collectives{by_rank}: {_few(moved)} against {names[0]}")
+    alone = [name for name, _, apart in clocks if apart]
+    if alone:
+        parts.append(f"the clock of {_few(alone)} could not be compared with {names[0]} (no collective matched): its times stand apart")
     if residual:
-        parts.append(f"the aligned clock still contradicts a collective by {residual / 1000:.1f} us")
+        parts.append(f"the aligned clocks still contradict a collective by {_us(residual)} (drift is not modelled)")
     return "; ".join(parts)
 
 
-def _residual(match: Int32Array, start: Int64Array, end: Int64Array) -> int | None:
-    """Largest (latest start - earliest end) over the matched collectives, 0 at least; None when there is none."""
-    if not len(match):
-        return None
-    _, inverse = np.unique(match, return_inverse=True)
-    count = int(inverse.max()) + 1
-    latest = np.full(count, np.iinfo(np.int64).min)
-    earliest = np.full(count, np.iinfo(np.int64).max)
-    np.maximum.at(latest, inverse, start)
-    np.minimum.at(earliest, inverse, end)
-    return max(0, int((latest - earliest).max()))
+def _few(items: list[str]) -> str:
+    return ", ".join(items[:8]) + (f" and {len(items) - 8} more" if len(items) > 8 else "")
 
 
-def _pairs(
-    host: Int64Array, match: Int32Array, start: Int64Array, end: Int64Array
-) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
-    """For each two hosts that share collectives: (host a, host b, offset of b against a, how many collectives)."""
-    key = match.astype(np.int64) * (int(host.max(initial=0)) + 1) + host
-    keys, inverse = np.unique(key, return_inverse=True)
-    low = np.full(len(keys), np.iinfo(np.int64).min)
-    first_end = np.full(len(keys), np.iinfo(np.int64).max)
-    last_end = np.full(len(keys), np.iinfo(np.int64).min)
-    np.maximum.at(low, inverse, start)
-    np.minimum.at(first_end, inverse, end)
-    np.maximum.at(last_end, inverse, end)
-    width = int(host.max(initial=0)) + 1
-    by_match, of_host = keys // width, keys % width
-    # Each collective ties its hosts to the first of them: enough for a spanning tree, and linear in the operations.
-    opens = np.append(True, np.diff(by_match) > 0)
-    anchor = np.maximum.accumulate(np.where(opens, np.arange(len(keys)), 0))
+def _gaps(match: Int32Array, start: Int64Array, end: Int64Array) -> Int64Array:
+    """Latest start - earliest end [ns] of each matched collective: above 0 its ranks cannot have been in it together."""
+    order = np.argsort(match, kind="stable")
+    first = _openings(match[order].astype(np.int64))
+    if not len(first):
+        return np.empty(0, np.int64)
+    gaps: Int64Array = np.maximum.reduceat(start[order], first) - np.minimum.reduceat(end[order], first)
+    return gaps
+
+
+def _residual(gaps: Int64Array) -> int | None:
+    """The largest contradiction, 0 at least; None when there is no collective."""
+    return max(0, int(gaps.max())) if len(gaps) else None
+
+
+def _openings(ordered: Int64Array) -> npt.NDArray[np.intp]:
+    """Where a new value begins."""
+    return np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)])
+
+
+def _ties(domain: Int64Array, match: Int32Array, start: Int64Array, end: Int64Array) -> list[_Tie]:
+    """What the collectives say of each two clocks. Each collective ties its clocks to the first of them: enough for a tree, and linear."""
+    order = np.lexsort((domain, match))
+    domain, match, start, end = domain[order], match[order].astype(np.int64), start[order], end[order]
+    width = int(domain.max(initial=0)) + 1
+    first = _openings(match * width + domain)
+    if not len(first):
+        return []
+    latest_start, latest_end = np.maximum.reduceat(start, first), np.maximum.reduceat(end, first)
+    earliest_end = np.minimum.reduceat(end, first)
+    opens: BoolArray = np.append(True, match[first][1:] != match[first][:-1])
+    anchor = np.maximum.accumulate(np.where(opens, np.arange(len(first)), 0))[~opens]
     other = np.flatnonzero(~opens)
-    anchor = anchor[other]
-    # start_b - o <= end_a and start_a <= end_b - o
-    lower, upper = low[other] - first_end[anchor], first_end[other] - low[anchor]
-    difference = last_end[other] - last_end[anchor]
-    pairs, of_pair, weight = np.unique(of_host[anchor] * width + of_host[other], return_inverse=True, return_counts=True)
-    offset = np.array([_bounded(difference[of_pair == i], lower[of_pair == i], upper[of_pair == i]) for i in range(len(pairs))], np.int64)
-    return pairs // width, pairs % width, offset, weight
+    # Latest start of one <= earliest end of the other, both ways, on the first one's clock.
+    lower, upper = latest_start[other] - earliest_end[anchor], earliest_end[other] - latest_start[anchor]
+    difference = latest_end[other] - latest_end[anchor]
+    pair = domain[first][anchor] * width + domain[first][other]
+    order = np.argsort(pair, kind="stable")
+    cuts = _openings(pair[order])
+    return [
+        _Tie(*divmod(int(pair[rows[0]]), width), _bounded(difference[rows], lower[rows], upper[rows]), len(rows))
+        for rows in np.split(order, cuts[1:])
+        if len(rows)
+    ]
 
 
 def _bounded(difference: Int64Array, lower: Int64Array, upper: Int64Array) -> int:
     """The median difference, moved into the bounds that all collectives agree on (if they agree)."""
     low, high = int(lower.max()), int(upper.min())
-    estimate = int(np.median(difference))
+    ordered = np.sort(difference)
+    below, above = int(ordered[(len(ordered) - 1) // 2]), int(ordered[len(ordered) // 2])
+    estimate = (below + above) // 2  # integers: times near 10^18 ns don't fit a float
     return min(max(estimate, low), high) if low <= high else estimate
 
 
-def _spread(count: int, a: Int64Array, b: Int64Array, offset: Int64Array, weight: Int64Array) -> tuple[Int64Array, np.ndarray]:
-    """Offsets of all hosts against host 0, along the heaviest spanning tree; and which hosts could be reached."""
+def _spread(count: int, ties: list[_Tie]) -> tuple[Int64Array, Int64Array]:
+    """(offset of each clock, the clock it is relative to: 0 for all that can be reached from the first), along the strongest ties."""
+    neighbours: list[list[tuple[int, int]]] = [[] for _ in range(count)]
+    root = list(range(count))
+
+    def find(clock: int) -> int:
+        while root[clock] != clock:
+            root[clock] = root[root[clock]]
+            clock = root[clock]
+        return clock
+
+    for tie in sorted(ties, key=lambda t: -t.weight):
+        one, two = find(tie.first), find(tie.second)
+        if one != two:
+            root[max(one, two)] = min(one, two)
+            neighbours[tie.first].append((tie.second, tie.offset))
+            neighbours[tie.second].append((tie.first, -tie.offset))
     total = np.zeros(count, np.int64)
-    reached = np.zeros(count, np.bool_)
-    reached[0] = True
-    order = np.argsort(-weight, kind="stable")
-    grown = True
-    while grown:
-        grown = False
-        for i in order:
-            one, two = int(a[i]), int(b[i])
-            if reached[one] != reached[two]:
-                if reached[one]:
-                    total[two] = total[one] + offset[i]
-                else:
-                    total[one] = total[two] - offset[i]
-                reached[one] = reached[two] = grown = True
-                break
-    return total, reached
+    anchor = np.full(count, -1, np.int64)
+    for begin in range(count):
+        waiting = [begin] if anchor[begin] < 0 else []
+        anchor[waiting] = begin
+        while waiting:
+            clock = waiting.pop()
+            for other, offset in neighbours[clock]:
+                if anchor[other] < 0:
+                    total[other], anchor[other] = total[clock] + offset, begin
+                    waiting.append(other)
+    return total, anchor

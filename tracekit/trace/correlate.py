@@ -10,8 +10,8 @@ import numpy as np
 from tracekit.trace.events import Category, Int64Array, RankTables
 from tracekit.units import NULL
 
-#: Host calls that put work on a device. Others (cudaStreamIsCapturing, cudaEventQuery, ...) can carry a correlation too.
-_LAUNCHES = ("launch", "memcpy", "memset", "graph")
+#: Host calls that put work on a device (CUDA, HIP, Level Zero); cudaEventQuery, cudaGraphInstantiate, ... can carry a correlation too.
+_LAUNCHES = ("launch", "memcpy", "memset", "memorycopy", "memoryfill", "membuffer")
 
 
 def launches(tables: RankTables, rows: Int64Array) -> Int64Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,13 +12,19 @@ from tracekit.units import NS_PER_MS, NS_PER_S, NULL
 
 #: Kernels of one stream overlap legally by microseconds (programmatic dependent launch); this is far beyond.
 ILLEGAL_OVERLAP_NS = NS_PER_MS
-#: ... and it must run over this many kernels that start after it.
+#: ... and, where the duration itself could be true, it must run over this many kernels that start after it.
 ILLEGAL_FOLLOWERS = 3
+#: A duration this long, this many times the host's window and past its end is not believed even where nothing follows.
+LONG_NS = NS_PER_S
+LONG_WINDOWS = 10
 #: Times further than this from the bulk of the trace belong to another epoch (a stamp that was never set).
 FOREIGN_NS = 86_400 * NS_PER_S
+#: An empty event with the stamp 0 this long before everything else was never stamped.
+UNSET_NS = NS_PER_S
 
 _HOST = (Category.OPERATOR, Category.USER_ANNOTATION, Category.RUNTIME, Category.PYTHON)
 _DEVICE = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
+_LATE = int(np.iinfo(np.int64).max)
 
 
 @dataclass(frozen=True)
@@ -29,115 +36,122 @@ class Cleaned:
     timeless: BoolArray
 
 
+class HostWindow(NamedTuple):
+    """First start and last end [ns] of the host's events; without any (``hosted`` false) first and last start on the device."""
+
+    low: int
+    high: int
+    hosted: bool
+
+
 def span(tables: RankTables) -> tuple[int, int]:
     """First start and last end [ns] of what happened on host and device; (0, 0) when nothing has a time.
 
-    Unfinished events count with their start, device work only as far as it can be true (see ``clean``).
+    Unfinished events count with their start and are noted in ``tables.coverage``; device work counts only as far as it can be true.
     """
-    low, high = _host_window(tables)
+    _note_unfinished(tables)
+    window = host_window(tables)
     rows = tables.rows(*_DEVICE)
-    rows = rows[_in_epoch(tables, rows, low, high) & (tables.dur[rows] >= 0)]
+    rows = rows[~_foreign(tables, rows, window) & (tables.dur[rows] >= 0)]
     if not len(rows):
-        return low, high
+        return window.low, window.high
     start = tables.ts[rows]
-    end = start + tables.dur[rows]
-    suspicious, _ = _impossible(tables, rows, start, end, (low, high))
-    end = np.where(suspicious, start, end)
-    return (min(low, int(start.min())) if high else int(start.min())), max(high, int(end.max()))
+    impossible, _ = _impossible(tables, rows, window)
+    end = np.where(impossible, start, start + tables.dur[rows])
+    return min(window.low, int(start.min())), max(window.high, int(end.max()))
 
 
 def clean(tables: RankTables, rows: Int64Array, span: tuple[int, int]) -> Cleaned:
     """Ends of device rows that can be true. Notes in ``tables.coverage`` how many could not.
 
-    Suspicious: a duration longer than the whole window that runs into the next work of its stream, or one that runs over several kernels
-    of its stream by more than overlap at launch explains. Such work ends where the next of its stream starts.
+    Suspicious: a duration longer than the whole window that runs far into the next work of its stream, or one that runs over several
+    kernels of its stream by more than overlap at launch explains. Such work gets the median duration of its name, if others of that name
+    are sound, and ends where the next of its stream starts at the latest.
     """
-    low, high = _host_window(tables) if any(span) else span
-    timeless = ~_in_epoch(tables, rows, low, high)
-    unfinished = ~timeless & (tables.dur[rows] < 0)
-    usable = ~timeless & ~unfinished
+    window = host_window(tables)
+    timeless = _foreign(tables, rows, window)
+    usable = ~timeless & (tables.dur[rows] >= 0)
     end = np.full(len(rows), NULL, np.int64)
     suspicious = np.zeros(len(rows), np.bool_)
     chosen = rows[usable]
-    start = tables.ts[chosen]
-    ends = start + tables.dur[chosen]
-    odd, following = _impossible(tables, chosen, start, ends, span)
-    end[usable] = np.where(odd, np.minimum(following, max(span[1], int(start.max()) if len(start) else 0)), ends)
-    suspicious[usable] = odd
-    _note(tables, rows, timeless, suspicious)
-    return Cleaned(end, suspicious, timeless | unfinished)
+    impossible, following = _impossible(tables, chosen, window)
+    ends = tables.ts[chosen] + tables.dur[chosen]
+    if impossible.any():
+        likely = _likely_end(tables, chosen, impossible, following)
+        ends[impossible] = np.minimum(likely, np.maximum(tables.ts[chosen[impossible]], span[1]))
+    end[usable] = ends
+    suspicious[usable] = impossible
+    _note(tables, rows[timeless], rows[suspicious])
+    return Cleaned(end, suspicious, ~usable)
 
 
-def _note(tables: RankTables, rows: Int64Array, timeless: BoolArray, suspicious: BoolArray) -> None:
-    count = int(timeless.sum())
-    if count:
-        zero = " (ts 0)" if (tables.ts[rows[timeless]] <= 0).any() or _at_base(tables, rows[timeless]) else ""
-        tables.coverage.note(f"{_kernels(count)} without a time{zero}: counted, left out of every sum")
-    count = int(suspicious.sum())
-    if count:
-        tables.coverage.note(
-            f"{_kernels(count)} with an impossible duration (longer than the window, or over the next kernels of the stream): "
-            "cut where the next work of the stream starts"
-        )
-    complete = (tables.phase == ord("X")) & (tables.dur < 0) & (tables.category != Category.METADATA)
-    count = int(complete.sum())
-    if count:
-        events = "events have" if count > 1 else "event has"
-        tables.coverage.note(f"{count} {events} no end (negative or missing duration): left out of every sum")
-
-
-def _kernels(count: int) -> str:
-    return f"{count} kernel{'s' if count > 1 else ''}"
-
-
-def _at_base(tables: RankTables, rows: Int64Array) -> bool:
-    base = int(tables.metadata.get("baseTimeNanoseconds") or 0) if str(tables.metadata.get("baseTimeNanoseconds", "")).isdigit() else 0
-    return bool(len(rows)) and bool((tables.ts[rows] == base).any())
-
-
-def _host_window(tables: RankTables) -> tuple[int, int]:
-    """(first start, last end) of host events near the bulk of them; (0, 0) when there are none."""
+def host_window(tables: RankTables) -> HostWindow:
+    """When the host's events happened: those near the bulk of them, with durations of less than a day."""
     rows = tables.rows(*_HOST)
     rows = rows[tables.ts[rows] != NULL]
-    if not len(rows):
+    hosted = bool(len(rows))
+    if not hosted:
         rows = tables.rows(*_DEVICE)
         rows = rows[tables.ts[rows] != NULL]
-        if not len(rows):
-            return 0, 0
+    stamped = rows[~((tables.ts[rows] == _zero(tables)) & (tables.dur[rows] <= 0))]
+    rows = stamped if len(stamped) else rows
+    if not len(rows):
+        return HostWindow(0, 0, False)
     start = tables.ts[rows]
-    near = np.abs(start - np.int64(np.partition(start, len(start) // 2)[len(start) // 2])) < FOREIGN_NS
-    start = start[near]
-    duration = tables.dur[rows][near]
+    near = np.abs(start - np.partition(start, len(start) // 2)[len(start) // 2]) < FOREIGN_NS
+    start, duration = start[near], tables.dur[rows[near]]
+    if not hosted:
+        return HostWindow(int(start.min()), int(start.max()), False)
     duration = np.where((duration < 0) | (duration > FOREIGN_NS), 0, duration)
-    return int(start.min()), int((start + duration).max())
+    return HostWindow(int(start.min()), int((start + duration).max()), True)
 
 
-def _in_epoch(tables: RankTables, rows: Int64Array, low: int, high: int) -> BoolArray:
+def _zero(tables: RankTables) -> int:
+    """What the stamp 0 became when the reader added the file's base."""
+    text = str(tables.metadata.get("baseTimeNanoseconds"))
+    zero = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
+    return zero if zero < _LATE else 0
+
+
+def _foreign(tables: RankTables, rows: Int64Array, window: HostWindow) -> BoolArray:
+    """Rows whose time is missing, of another epoch, or was never set."""
     start = tables.ts[rows]
-    inside: BoolArray = (start != NULL) & (start > low - FOREIGN_NS) & (start < high + FOREIGN_NS)
-    return inside
+    unset = (start == _zero(tables)) & (tables.dur[rows] == 0) & (start < window.low - UNSET_NS)
+    inside = (start != NULL) & (start > window.low - FOREIGN_NS) & (start < window.high + FOREIGN_NS)
+    foreign: BoolArray = unset | ~inside
+    return foreign
 
 
-def _impossible(
-    tables: RankTables, rows: Int64Array, start: Int64Array, end: Int64Array, window: tuple[int, int]
-) -> tuple[BoolArray, Int64Array]:
-    """(flag, start of the next work of the same stream) of each row; a very late time where nothing follows."""
-    late = np.iinfo(np.int64).max
-    following = np.full(len(rows), late, np.int64)
-    third = np.full(len(rows), late, np.int64)
+def _impossible(tables: RankTables, rows: Int64Array, window: HostWindow) -> tuple[BoolArray, Int64Array]:
+    """(flag, start of the next work of the same stream) of each row of known start and duration; a very late time where nothing follows."""
+    start, duration = tables.ts[rows], tables.dur[rows]
+    end = start + duration
+    following = np.full(len(rows), _LATE, np.int64)
     order = np.lexsort((start, tables.stream[rows], tables.device[rows]))
     same = (np.diff(tables.stream[rows][order]) == 0) & (np.diff(tables.device[rows][order]) == 0)
     following[order[:-1][same]] = start[order[1:][same]]
+    length = window.high - window.low
+    impossible: BoolArray = duration > FOREIGN_NS
+    if window.hosted:
+        impossible |= (duration > max(LONG_NS, LONG_WINDOWS * length)) & (end > window.high)
+    over = (following < _LATE) & (end > following) & (end - following > ILLEGAL_OVERLAP_NS)
+    if over.any():
+        impossible |= over & (duration > length)
+        impossible |= over & _runs_over(tables, rows, start, end, order, same)
+    return impossible, following
+
+
+def _runs_over(
+    tables: RankTables, rows: Int64Array, start: Int64Array, end: Int64Array, order: Int64Array, same: BoolArray
+) -> BoolArray:
+    """Work that outlasts the start of several that follow it on its stream, though neither a graph nor other devices explain it."""
+    nth = np.full(len(rows), _LATE, np.int64)
     if len(rows) > ILLEGAL_FOLLOWERS:
         n = ILLEGAL_FOLLOWERS
         all_same = np.lib.stride_tricks.sliding_window_view(same, n).all(axis=1)
-        third[order[:-n][all_same]] = start[order[n:][all_same]]
-    length = window[1] - window[0]
-    beyond = (end - start > length) & (end > following)
-    covers = (end > third) & (third < late) & (end - np.minimum(following, end) > ILLEGAL_OVERLAP_NS)
-    covers &= ~_shares_launch(tables, rows)
-    absurd = end - start > FOREIGN_NS
-    return beyond | covers | absurd, following
+        nth[order[:-n][all_same]] = start[order[n:][all_same]]
+    over: BoolArray = end > nth
+    return over & ~_shares_launch(tables, rows) & ~_waits_for_others(tables, rows)
 
 
 def _shares_launch(tables: RankTables, rows: Int64Array) -> BoolArray:
@@ -145,3 +159,53 @@ def _shares_launch(tables: RankTables, rows: Int64Array) -> BoolArray:
     correlation = tables.correlation[rows]
     _, inverse, count = np.unique(correlation, return_inverse=True, return_counts=True)
     return (count[inverse] > 1) & (correlation > 0)
+
+
+def _waits_for_others(tables: RankTables, rows: Int64Array) -> BoolArray:
+    """Communication lasts as long as the slowest rank lets it; where queues share a stream's number it may run beside compute."""
+    codes = np.unique(tables.name[rows])
+    named = codes[["ccl" in tables.text(int(code)).lower() for code in codes]]
+    waits: BoolArray = np.isin(tables.name[rows], named) | (tables.side["communication"].at(rows) >= 0)
+    return waits
+
+
+def _likely_end(tables: RankTables, rows: Int64Array, impossible: BoolArray, following: Int64Array) -> Int64Array:
+    """A believable end of each impossible row: its start where nothing is known."""
+    start, name = tables.ts[rows[impossible]], tables.name[rows[impossible]]
+    limit = following[impossible]
+    sound = rows[~impossible & np.isin(tables.name[rows], name)]
+    sound = sound[np.lexsort((tables.dur[sound], tables.name[sound]))]
+    first = np.searchsorted(tables.name[sound], name, side="left")
+    count = np.searchsorted(tables.name[sound], name, side="right") - first
+    end = np.where(limit < _LATE, limit, start)
+    known = count > 0
+    median = tables.dur[sound[first[known] + count[known] // 2]]
+    end[known] = np.minimum(start[known] + median, limit[known])
+    return end
+
+
+def _note(tables: RankTables, timeless: Int64Array, suspicious: Int64Array) -> None:
+    if len(timeless):
+        zero = " (ts 0)" if np.isin(tables.ts[timeless], [0, _zero(tables)]).any() else ""
+        tables.coverage.note(f"{_counted(tables, timeless)} without a time{zero}: counted, left out of every sum")
+    if len(suspicious):
+        tables.coverage.note(
+            f"{_counted(tables, suspicious)} with an impossible duration (longer than the window, or far over the next work of the "
+            "stream): cut to the usual duration of the name and to where the next work of the stream starts"
+        )
+
+
+def _note_unfinished(tables: RankTables) -> None:
+    unfinished = (tables.phase == ord("X")) & (tables.dur < 0) & (tables.category != Category.METADATA)
+    count = int(unfinished.sum())
+    if count:
+        events = "events have" if count > 1 else "event has"
+        tables.coverage.note(f"{count} {events} no end (negative or missing duration): left out of every sum")
+
+
+def _counted(tables: RankTables, rows: Int64Array) -> str:
+    kernels = int((tables.category[rows] == Category.KERNEL).sum())
+    copies = len(rows) - kernels
+    parts = [f"{kernels} kernel{'s' if kernels > 1 else ''}"] if kernels else []
+    parts += [f"{copies} {'copies' if copies > 1 else 'copy'}"] if copies else []
+    return " and ".join(parts)

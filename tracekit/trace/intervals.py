@@ -63,10 +63,10 @@ def subtract(a: IntervalSet, b: IntervalSet) -> IntervalSet:
 
 
 def clip(start: Int64Array, end: Int64Array, low: int, high: int) -> IntervalSet:
-    """The part of a set inside ``[low, high)``."""
+    """The part of a set inside ``[low, high)``: nothing when that is empty."""
     first = int(np.searchsorted(end, low, side="right"))
     last = int(np.searchsorted(start, high, side="left"))
-    if last <= first:
+    if last <= first or high <= low:
         return empty()
     return np.maximum(start[first:last], low), np.minimum(end[first:last], high)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracekit.trace import intervals
+from tracekit.trace.durations import FOREIGN_NS, host_window
 from tracekit.trace.events import Category, Int8Array, Int32Array, Int64Array, RankTables
 from tracekit.units import NS_PER_MS, NULL
 
@@ -17,7 +18,7 @@ PHASE_NAMES = ("", "forward", "backward", "optimizer")
 
 @dataclass(frozen=True)
 class Steps:
-    """Steps of one window, sorted by start, not overlapping.
+    """Steps of one window, sorted by start, not overlapping. A step ends where its annotation ends.
 
     ``source``: 'ProfilerStep', 'iteration' or 'none' (no step marks: length 0).
     """
@@ -59,110 +60,161 @@ class Phases:
 # ---- finding them ---------------------------------------------------------------------------------------------------
 
 _PROFILER_STEP = re.compile(r"ProfilerStep[#*]\s*(\d{1,15})$")
-#: Marks of training loops that don't call profiler.step(): "iteration 12", "train_step#3", "## step 7 ##", "Iteration: 4".
-_ITERATION = re.compile(r"(?:## )?(?:(?:train|training)[ _]?)?(?:iteration|iter|step)[ _#:]*(\d{1,15})(?: ##)?$", re.I)
+#: Marks of training loops that don't call profiler.step(): "iteration 12", "train_step#3", "## step 7 ##", "Iteration: 4", "global_step=5".
+_ITERATION = re.compile(
+    r"(?:## )?(?:(?:train|training|global)[ _-]?)?(?:iteration|iter|step)[ _#:=/\[-]{0,3}(\d{1,15})\]?(?: ##)?$", re.I
+)
 
-_FORWARD = re.compile(r"(?:^|[^a-z])forward(?:[^a-z]|$)|^PP:\d+F\d+", re.I)
-_BACKWARD = re.compile(r"(?:^|[^a-z])backward(?:[^a-z]|$)|^PP:\d+[BIW]\d+", re.I)
-_OPTIMIZER = re.compile(r"^Optimizer\.(?:step|zero_grad)|(?:^|[^a-z])optimi[sz]er(?:[^a-z]|$)", re.I)
+#: What names say of the phase, in the order of PHASE_NAMES[1:]. A name that says two things ("forward_backward") says nothing.
+_PHASES = (
+    re.compile(r"(?:^|[^a-z])forward(?:[^a-z]|$)|^PP:\d+F\d+", re.I),
+    re.compile(r"(?:^|[^a-z])backward(?:[^a-z]|$)|^PP:\d+[BIW]\d+", re.I),
+    re.compile(r"^Optimizer\.(?:step|zero_grad)|(?:^|[^a-z])optim(?:i[sz]er)?(?:[^a-z]|$)", re.I),
+)
+_FORWARD, _BACKWARD, _OPTIMIZER = 1, 2, 3
 _AUTOGRAD = "autograd::engine::evaluate_function"
-#: Pauses inside one phase that are shorter than this belong to it.
+_ACCUMULATE = "AccumulateGrad"
+#: Pauses inside backward, or inside a forward known only by its operators, that are shorter than this belong to it.
 _PAUSE_NS = NS_PER_MS
 
 
 def find_steps(tables: RankTables) -> Steps:
     """Steps by ProfilerStep on the host (its copy on the device is not a step), else by numbered iteration ranges, else none.
 
-    Notes in ``tables.coverage`` when there are no step marks, or when marks were cut or overlap.
+    Ranges inside another numbered range are its parts (micro-batches), not steps. Notes in ``tables.coverage`` when there are no step
+    marks, or when marks were cut, repeat or overlap.
     """
     rows = tables.rows(Category.USER_ANNOTATION, Category.OPERATOR)
+    seen = ""
     for source, pattern in (("ProfilerStep", _PROFILER_STEP), ("iteration", _ITERATION)):
         number = _numbers(tables, rows, pattern)
-        steps = _steps(tables, rows[number >= 0], number[number >= 0], source)
+        marks = number >= 0
+        if not marks.any():
+            continue
+        seen = "whole "
+        steps = _steps(tables, rows[marks], number[marks], source)
         if len(steps):
             if source == "iteration":
                 tables.coverage.note("no ProfilerStep marks: steps are taken from numbered iteration ranges")
             return steps
-    tables.coverage.note("no ProfilerStep marks (profiler.step() was not called): the whole trace is one window")
+    why = "" if seen else " (profiler.step() was not called)"
+    tables.coverage.note(f"no {seen}ProfilerStep marks{why}: the whole trace is one window")
     nothing = np.empty(0, np.int64)
     return Steps(nothing, nothing, nothing, "none")
 
 
 def _numbers(tables: RankTables, rows: Int64Array, pattern: re.Pattern[str]) -> Int64Array:
     """The number in the name of each row that matches; -1 otherwise."""
-    used, inverse = np.unique(tables.name[rows], return_inverse=True)
-    found = [pattern.match(tables.text(int(code))) for code in used]
-    numbers = np.array([int(m.group(1)) if m else -1 for m in found] or [-1], np.int64)
-    return numbers[inverse] if len(used) else np.full(len(rows), -1, np.int64)
+    lookup = np.full(len(tables.strings), -1, np.int64)
+    for code in np.unique(tables.name[rows]).tolist():
+        found = pattern.match(tables.text(code))
+        if found:
+            lookup[code] = int(found.group(1))
+    return lookup[tables.name[rows]]
 
 
 def _steps(tables: RankTables, rows: Int64Array, number: Int64Array, source: str) -> Steps:
     start, duration = tables.ts[rows], tables.dur[rows]
-    whole = (duration > 0) & (start != NULL)
+    window = host_window(tables)
+    whole = (duration > 0) & (duration < FOREIGN_NS) & (start >= window.low) & (start <= window.high)
     if not whole.all():
-        tables.coverage.note(f"{int((~whole).sum())} step marks have no end: not counted as steps")
+        rest = "(or times that cannot be true): not counted as steps"
+        _say(tables, int((~whole).sum()), "step mark has no end", "step marks have no end", rest)
     start, number, end = start[whole], number[whole], (start + duration)[whole]
     order = np.lexsort((-end, start))
     start, end, number = start[order], end[order], number[order]
-    _, first = np.unique(number, return_index=True)  # a mark seen on two threads is one step
-    first.sort()
-    start, end, number = start[first], end[first], number[first]
+    inner = np.append(False, end[1:] <= np.maximum.accumulate(end)[:-1])[: len(end)]
+    if inner.any():
+        _say(tables, int(inner.sum()), "numbered range lies", "numbered ranges lie", "inside another one: counted as a part of that step")
+    start, end, number = start[~inner], end[~inner], number[~inner]
+    start, end, number = _each_number_once(tables, start, end, number)
     overlap = end[:-1] > start[1:]
     if overlap.any():
-        tables.coverage.note(f"{int(overlap.sum())} steps overlap the next one: they end where it starts")
+        _say(tables, int(overlap.sum()), "step overlaps", "steps overlap", "the next one: cut where that starts")
         end[:-1] = np.minimum(end[:-1], start[1:])
-        keep = end > start
-        start, end, number = start[keep], end[keep], number[keep]
     return Steps(number, start, end, source)
 
 
+def _each_number_once(
+    tables: RankTables, start: Int64Array, end: Int64Array, number: Int64Array
+) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """A mark seen on two threads at one time is one step; a number that comes back later (a new epoch) is not kept."""
+    used, first, inverse = np.unique(number, return_index=True, return_inverse=True)
+    if len(used) < len(number):
+        later = int((start >= end[first][inverse]).sum())
+        if later:
+            _say(tables, later, "step repeats", "steps repeat", "the number of an earlier one: left out")
+        first.sort()
+        start, end, number = start[first], end[first], number[first]
+    return start, end, number
+
+
+def _say(tables: RankTables, count: int, one: str, many: str, rest: str) -> None:
+    tables.coverage.note(f"{count} {one if count == 1 else many} {rest}")
+
+
 def find_phases(tables: RankTables) -> Phases:
-    """Forward, backward and optimizer on the host's clock: by annotations, and backward by the autograd engine's ranges.
+    """Forward, backward and optimizer on the host's clock: by annotations, and backward by what the autograd engine runs.
 
-    Where ranges of different phases overlap the latest started wins. Without any forward annotation, operators that autograd tracks
-    (``Sequence number``) outside backward and optimizer are the forward.
+    Where ranges of different phases overlap the latest started wins, but a forward inside backward is recomputation: backward. Without
+    any forward annotation, operators that autograd tracks (``Sequence number``) outside backward and optimizer are the forward.
     """
-    kinds = [_by_name(tables, pattern) for pattern in (_FORWARD, _BACKWARD, _OPTIMIZER)]
-    kinds[1] = _paused(intervals.union(*map(np.concatenate, zip(kinds[1], _autograd(tables), strict=True))))
-    if not len(kinds[0][0]):
-        kinds[0] = _tracked(tables, intervals.union(*map(np.concatenate, zip(kinds[1], kinds[2], strict=True))))
-    return _one_line(kinds)
+    rows, kind = _named(tables)
+    sets = [_ranges(tables, rows[kind == k]) for k in (_FORWARD, _BACKWARD, _OPTIMIZER)]
+    backward = intervals.union(*_ranges(tables, np.concatenate([rows[kind == _BACKWARD], _autograd(tables)])))
+    start, end = sets[0]
+    again = intervals.covered(start, start + 1, backward) > 0
+    forward = intervals.union(start[~again], end[~again])
+    optimizer = intervals.union(*sets[2])
+    pause = np.array([0, 0, _PAUSE_NS, 0], np.int64)
+    if not len(forward[0]):
+        elsewhere = intervals.union(*(np.concatenate(pair) for pair in zip(backward, optimizer, strict=True)))
+        forward = intervals.subtract(_tracked(tables), elsewhere)
+        pause[_FORWARD] = _PAUSE_NS
+    return _filled(_one_line([forward, backward, optimizer]), pause)
 
 
-def _by_name(tables: RankTables, pattern: re.Pattern[str]) -> intervals.IntervalSet:
-    rows = tables.rows(Category.USER_ANNOTATION)
-    old = tables.rows(Category.OPERATOR) if pattern is _OPTIMIZER else rows[:0]
-    rows = np.concatenate([rows, old])
-    used, inverse = np.unique(tables.name[rows], return_inverse=True)
-    verdict = np.array([pattern.search(tables.text(int(code))) is not None for code in used], np.bool_)
-    rows = rows[verdict[inverse]] if len(used) else rows
-    rows = rows[tables.dur[rows] > 0]
-    return intervals.union(tables.ts[rows], tables.ts[rows] + tables.dur[rows])
+def _named(tables: RankTables) -> tuple[Int64Array, Int8Array]:
+    """(rows of ranges whose name says a phase, index of the phase): annotations, and the operators that stood for them before 2022."""
+    rows = tables.rows(Category.USER_ANNOTATION, Category.OPERATOR)
+    annotated = tables.category[rows] == Category.USER_ANNOTATION
+    old = not annotated.any()
+    by_annotation = np.zeros(len(tables.strings), np.int8)
+    by_operator = np.zeros(len(tables.strings), np.int8)
+    for code in np.unique(tables.name[rows]).tolist():
+        text = tables.text(code)
+        said = [kind for kind, pattern in enumerate(_PHASES, _FORWARD) if pattern.search(text)]
+        if len(said) == 1:
+            by_annotation[code] = said[0]
+            # "aten::nll_loss_forward" and the fused kernels of a compiler only sound like a phase.
+            if text.startswith("Optimizer.") or (old and "::" not in text and not text.startswith("triton")):
+                by_operator[code] = said[0]
+    kind = np.where(annotated, by_annotation[tables.name[rows]], by_operator[tables.name[rows]])
+    return rows[kind > 0], kind[kind > 0]
 
 
-def _autograd(tables: RankTables) -> intervals.IntervalSet:
+def _ranges(tables: RankTables, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
+    rows = rows[(tables.dur[rows] > 0) & (tables.ts[rows] != NULL)]
+    return tables.ts[rows], tables.ts[rows] + tables.dur[rows]
+
+
+def _autograd(tables: RankTables) -> Int64Array:
+    """Operators of backward: the engine's own ranges, gradient accumulation, and what was made by a forward on another thread."""
     rows = tables.rows(Category.OPERATOR)
-    codes = np.array([i for i, text in enumerate(tables.strings) if text and text.startswith(_AUTOGRAD)], np.int32)
-    rows = rows[np.isin(tables.name[rows], codes)]
-    rows = rows[tables.dur[rows] > 0]
-    return intervals.union(tables.ts[rows], tables.ts[rows] + tables.dur[rows])
+    lookup = np.zeros(len(tables.strings), np.bool_)
+    for code in np.unique(tables.name[rows]).tolist():
+        text = tables.text(code)
+        lookup[code] = text.startswith(_AUTOGRAD) or text.endswith(_ACCUMULATE)
+    side = tables.side["autograd"]
+    made = side.rows[side.columns["Fwd thread id"] > 0]
+    return np.concatenate([rows[lookup[tables.name[rows]]], made[tables.category[made] == Category.OPERATOR]])
 
 
-def _tracked(tables: RankTables, elsewhere: intervals.IntervalSet) -> intervals.IntervalSet:
+def _tracked(tables: RankTables) -> intervals.IntervalSet:
+    """Operators that autograd records for a backward to come."""
     side = tables.side["autograd"]
     rows = side.rows[(side.columns["Sequence number"] >= 0) & ~(side.columns["Fwd thread id"] > 0)]
-    rows = rows[(tables.category[rows] == Category.OPERATOR) & (tables.dur[rows] > 0)]
-    found = _paused(intervals.union(tables.ts[rows], tables.ts[rows] + tables.dur[rows]))
-    return intervals.subtract(found, elsewhere)
-
-
-def _paused(found: intervals.IntervalSet) -> intervals.IntervalSet:
-    """The set with short pauses filled."""
-    start, end = found
-    if len(start) < 2:
-        return found
-    opens = np.flatnonzero(np.append(True, start[1:] - end[:-1] > _PAUSE_NS))
-    return start[opens], end[np.append(opens[1:], len(start)) - 1]
+    return intervals.union(*_ranges(tables, rows[tables.category[rows] == Category.OPERATOR]))
 
 
 def _one_line(kinds: list[intervals.IntervalSet]) -> Phases:
@@ -181,3 +233,13 @@ def _one_line(kinds: list[intervals.IntervalSet]) -> Phases:
     top = innermost(one, start, end, np.zeros(len(edges), np.int64), edges, np.full(len(edges), len(start), np.int64))
     inside = top[:-1] >= 0
     return Phases(edges[:-1][inside], edges[1:][inside], kind[top[:-1][inside]])
+
+
+def _filled(line: Phases, pause: Int64Array) -> Phases:
+    """The line with neighbours of one phase joined when no more than ``pause[kind]`` lies between them."""
+    if len(line.start) < 2:
+        return line
+    gap = line.start[1:] - line.end[:-1]
+    opens = np.flatnonzero(np.append(True, (line.kind[1:] != line.kind[:-1]) | (gap > pause[line.kind[1:]])))
+    last = np.append(opens[1:], len(line.start)) - 1
+    return Phases(line.start[opens], line.end[last], line.kind[opens])

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from tracekit.compiled import COMPILED
 from tracekit.trace.events import Int64Array
 
 
-@njit(nogil=True, cache=True)
+@njit(**COMPILED)
 def innermost(
     outer_lane: Int64Array,
     outer_start: Int64Array,
