@@ -4,6 +4,8 @@ import gzip
 import io
 import json
 import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -347,3 +349,18 @@ def test_progress_counts_stored_bytes():
     data = gzip.compress(small().text().encode())
     read_trace(source(data), progress=seen.append)
     assert sum(seen) == len(data)
+
+
+def test_without_a_folder_for_compiled_code_reading_works_and_says_so(tmp_path):
+    trace = small().write(tmp_path / "rank0.json")
+    code = (
+        "import numba.core.caching as c\n"
+        "c.CacheImpl._locator_classes = []\n"
+        "from tracekit.compiled import KEPT\n"
+        "from tracekit.readers.kineto import read_trace\n"
+        "from tracekit.readers.sources import find_sources\n"
+        f"t = read_trace(find_sources([{str(trace)!r}]).sources[0])\n"
+        "print(KEPT, len(t), [p for p in t.coverage.problems if 'NUMBA_CACHE_DIR' in p])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("False 7 ['the compiled reader cannot be kept")

@@ -90,8 +90,11 @@ def _refuse_useless(source: Source, outcome: Outcome, damage: str, rows: int) ->
 
 
 def _note(coverage: Coverage, outcome: Outcome, damage: str, table: _Assembly) -> None:
+    from tracekit.compiled import KEPT
     from tracekit.readers import scan
 
+    if not KEPT:
+        coverage.note("the compiled reader cannot be kept on disk, so every run compiles it anew: set NUMBA_CACHE_DIR to a writable folder")
     counts = outcome.counts
     coverage.arrows = int(counts[scan.ARROWS])
     repairs = dict(outcome.repairs)

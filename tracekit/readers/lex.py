@@ -20,10 +20,10 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+from tracekit.compiled import COMPILED
+
 #: Zero bytes that must follow the text of a buffer.
 PAD = 128
-
-COMPILED: dict[str, Any] = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
 
 QUOTE, BACKSLASH, COMMA, COLON, MINUS, PLUS, DOT, ZERO = (ord(c) for c in '"\\,:-+.0')
 OPEN_OBJECT, CLOSE_OBJECT, OPEN_LIST, CLOSE_LIST = (ord(c) for c in "{}[]")

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from tracekit.readers.lex import COMPILED, PAD, load32, load64, load_int64, store32, store64, store_int64
+from tracekit.compiled import COMPILED
+from tracekit.readers.lex import PAD, load32, load64, load_int64, store32, store64, store_int64
 
 #: Kinds of entries: text without escapes, text with escapes, the raw text of a value that is not a string.
 PLAIN, ESCAPED, RAW = 0, 1, 2

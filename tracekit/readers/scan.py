@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from tracekit.compiled import COMPILED
 from tracekit.readers.lex import (
     CLOSE_LIST,
     CLOSE_OBJECT,
     COLON,
     COMMA,
-    COMPILED,
     OPEN_LIST,
     OPEN_OBJECT,
     PAD,

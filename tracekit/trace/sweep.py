@@ -9,7 +9,7 @@ from tracekit.compiled import COMPILED
 from tracekit.trace.events import Int64Array
 
 
-@njit(**COMPILED)
+@njit(**COMPILED)  # type: ignore[untyped-decorator]
 def innermost(
     outer_lane: Int64Array,
     outer_start: Int64Array,
