@@ -57,13 +57,13 @@ def command(
 
     A trace is what torch.profiler exports: JSON, plain or compressed, one or several files a rank.
     """
+    clock = _Stopwatch(verbose > 0)
     if no_report and output is not None:
         raise click.UsageError("--output and --no-report exclude each other")
     if operations and json_file is None:
         raise click.UsageError("--operations adds to the JSON; say where it goes with --json FILE")
     options = load_options(given)
     report = None if no_report else output or OutputFile().convert(DEFAULT_REPORT, None, None)
-    clock = _Stopwatch(verbose > 0)
     job, results = _analyzed(paths, options, quiet, clock)
     document = _written(job, results, report, json_file, operations)
     clock.lap("written")
