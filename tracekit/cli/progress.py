@@ -5,6 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 #: Less than this [bytes] is read before a bar could be looked at.
 WORTH_A_BAR = 50_000_000
@@ -16,10 +20,38 @@ def reading(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
     if quiet or not sys.stderr.isatty():
         yield None
         return
+    bar = _Bar()
+    try:
+        yield bar.update
+    finally:
+        bar.stop()
+
+
+class _Bar:
+    """Appears with the first news of a long read."""
+
+    def __init__(self) -> None:
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+
+    def update(self, done: int, total: int) -> None:
+        if total < WORTH_A_BAR:
+            return
+        if self._progress is None:
+            self._progress = _progress()
+            self._task = self._progress.add_task("reading", total=total)
+            self._progress.start()
+        assert self._task is not None
+        self._progress.update(self._task, completed=done)
+
+    def stop(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+
+def _progress() -> Progress:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     columns = (TextColumn("Reading"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(compact=True))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("reading", total=None, visible=False)
-        yield lambda done, total: bar.update(task, completed=done, total=total, visible=total >= WORTH_A_BAR)
+    return Progress(*columns, console=Console(stderr=True), transient=True)
