@@ -1,290 +1,215 @@
-"""Which operations of different ranks are one collective.
+"""Which operations of different ranks are one collective, and what that says about waiting.
 
-    collectives with a sequence number      (group, seq)                                    matched_by seq
-    point-to-point                          n-th send with n-th recv of (group, source, destination, step)          order
-    everything else                         n-th with n-th of (group, kind, step), if all ranks of the step agree on how many    order
+    collectives with a sequence number       (group, seq)                                                       matched_by seq
+    point-to-point                           n-th send with n-th receive of (group, source, destination, step)  order
+    group known, no sequence number          n-th with n-th of (group, kind, step)                              order
+    group not known                          n-th with n-th of equal sequences of kinds in a step               order
 
-An order match is a fallback and labelled so: it never crosses a step, and it is given up for a whole group when the clocks contradict it.
+A match by order is a fallback and labelled so: it never crosses a step, needs all sides to agree on how many there are (``_order``), and is
+given up where the clocks contradict it. What is not matched is said in ``notes``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from tracekit import schema
-from tracekit.mesh.process_groups import ProcessGroup, ProcessGroups
-from tracekit.trace.events import BoolArray, Int32Array, Int64Array
-from tracekit.units import NS_PER_MS, NULL
+from tracekit.collectives import _order
+from tracekit.collectives._work import Work, distinct_of, extremes, numbered, place_among, work_of
+from tracekit.collectives.kinds import KINDS
+from tracekit.mesh.process_groups import ProcessGroups
+from tracekit.trace.events import Int32Array, Int64Array
+from tracekit.units import NULL
 
-#: An order match whose last rank arrives this long after the first has left is not one collective.
-IMPLAUSIBLE_NS = NS_PER_MS
-#: ... and when more than this share of a group's order matches are such, none of them is believed.
-IMPLAUSIBLE_SHARE = 0.1
-_ANY_KIND = ("send_recv", "unknown")
+#: No more than this many sentences of one sort.
+_MOST_NOTES = 8
 
 
 @dataclass(frozen=True)
 class Matched:
-    """``match``: index of the match of each operation, -1 none; ``by``: 'seq' or 'order' of each match."""
+    """``match``: index of the match of each operation, -1 none; ``by``: 'seq' or 'order' of each match; ``notes`` for the user."""
 
     match: Int32Array
     by: list[str]
     notes: list[str]
 
 
-def match(operations: pd.DataFrame, groups: ProcessGroups) -> Matched:
-    """Match the operations of all ranks (schema.OPERATIONS before matching, plus source_rank, destination_rank, launch columns)."""
-    count = len(operations)
-    if not count:
+def match(operations: pd.DataFrame, groups: ProcessGroups, hosts: Mapping[int, str] | None = None) -> Matched:
+    """Match the operations of all ranks; every match holds at least two ranks, and each rank once.
+
+    ``operations`` has rank, group (index into ``groups``, -1 unknown), kind, seq, source_rank, destination_rank, start_ns, end_ns (each
+    rank's own clock), step_number, stream; launch_ns and launch_step_number are used where present. ``hosts``: rank -> host name, so that
+    clocks of different hosts are not held against each other.
+    """
+    if not len(operations):
         return Matched(np.empty(0, np.int32), [], [])
-    work = _Work(operations)
-    key = np.full(count, -1, np.int64)
-    by = np.zeros(count, np.int8)  # 0 seq, 1 order
-    kind = work.kind
-    p2p = kind.isin(["send", "recv"])
-    numbered = ~p2p & (kind != "send_recv") & (work.group >= 0) & (work.seq != NULL)
+    work = work_of(operations)
     notes: list[str] = []
-    found = _by_seq(work, np.flatnonzero(numbered), notes, groups.groups)
-    key[numbered] = found
-    pairs = np.flatnonzero(p2p)
-    key[pairs] = _offset(_pairs(work, pairs, notes), key)
-    by[pairs] = 1
-    rest = np.flatnonzero(~p2p & ~numbered)
-    key[rest] = _offset(_by_order(work, rest), key)
-    by[rest] = 1
+    key = np.full(len(operations), -1, np.int64)
+    by_order = np.ones(len(operations), np.bool_)
+    p2p = work.of_kind("send", "recv")
+    # A send_recv's sequence number may be one of the group's point-to-point calls, which every rank counts for itself.
+    counted = ~p2p & ~work.of_kind("send_recv") & (work.group >= 0) & (work.seq != NULL)
+    rest = ~p2p & ~counted
+    by_order[counted] = False
+    for chosen, matcher in (
+        (counted, partial(_by_seq, work, groups=groups, notes=notes)),
+        (p2p, partial(_order.pairs, work, notes=notes)),
+        (rest & (work.group >= 0), partial(_order.known_groups, work, groups=groups, notes=notes)),
+        (rest & (work.group < 0), partial(_order.unknown_groups, work, notes=notes)),
+    ):
+        rows = np.flatnonzero(chosen)
+        if len(rows):
+            numbers: Int64Array = matcher(rows=rows)
+            key[rows] = np.where(numbers >= 0, numbers + int(key.max()) + 1, -1)
     _drop_lonely(key, work.rank)
-    _drop_implausible(key, by, work, groups.groups, notes)
-    return _numbered(key, by, notes)
+    notes += _order.drop_implausible(key, by_order, work, hosts or {}, groups)
+    found = key >= 0
+    result = np.full(len(key), -1, np.int32)
+    _, first, result[found] = np.unique(key[found], return_index=True, return_inverse=True)
+    by = ["order" if ordered else "seq" for ordered in by_order[found][first].tolist()]
+    return Matched(result, by, list(dict.fromkeys(notes)))
 
 
-class _Work:
-    """The columns that matching looks at, as arrays."""
-
-    def __init__(self, operations: pd.DataFrame) -> None:
-        self.rank = operations["rank"].to_numpy()
-        self.group = operations["group"].to_numpy()
-        self.kind = operations["kind"].astype("str")
-        self.kind_code = pd.factorize(self.kind)[0]
-        self.seq = operations["seq"].to_numpy()
-        self.source = operations["source_rank"].to_numpy()
-        self.destination = operations["destination_rank"].to_numpy()
-        self.start = operations["start_ns"].to_numpy()
-        self.end = operations["end_ns"].to_numpy()
-        launch_step, own_step = operations["launch_step_number"].to_numpy(), operations["step_number"].to_numpy()
-        launch = operations["launch_ns"].to_numpy()
-        self.step = np.where(launch != NULL, launch_step, own_step)
-        self.order = np.where(launch != NULL, launch, self.start)
-
-
-def _ids(*columns: npt.NDArray[np.generic]) -> Int64Array:
-    """A number for each distinct combination of the columns."""
-    frame = pd.DataFrame({str(i): column for i, column in enumerate(columns)})
-    return frame.groupby(list(frame.columns), sort=False).ngroup().to_numpy().astype(np.int64)
-
-
-def _nth(ids: Int64Array, order: Int64Array) -> Int64Array:
-    """Place of each entry among those of the same id, in the given order."""
-    arranged = np.lexsort((order, ids))
-    sorted_ids = ids[arranged]
-    opens = np.append(True, sorted_ids[1:] != sorted_ids[:-1])
-    first = np.maximum.accumulate(np.where(opens, np.arange(len(ids)), 0))
-    result = np.empty(len(ids), np.int64)
-    result[arranged] = np.arange(len(ids)) - first
-    return result
-
-
-def _offset(found: Int64Array, taken: Int64Array) -> Int64Array:
-    """The same match numbers, moved behind those already given."""
-    start = int(taken.max(initial=-1)) + 1
-    return np.where(found >= 0, found + start, -1)
-
-
-def _by_seq(work: _Work, rows: Int64Array, notes: list[str], groups: Sequence[ProcessGroup]) -> Int64Array:
-    if not len(rows):
-        return np.empty(0, np.int64)
-    pair = _ids(work.group[rows], work.seq[rows])
-    nth = _nth(_ids(pair, work.rank[rows]), work.order[rows])
-    if nth.any():
-        notes.append(f"{int((nth > 0).sum())} operations repeat a sequence number of their group on one rank: n-th is matched with n-th")
-    found = _ids(pair, nth)
-    _note_kinds(work, rows, found, notes, groups)
-    _note_edges(work, rows, found, notes, groups)
+def _by_seq(work: Work, rows: Int64Array, groups: ProcessGroups, notes: list[str]) -> Int64Array:
+    """(group, seq). A number that one rank shows several times (a call that ran as several kernels): n-th with n-th."""
+    pair = numbered(work.group[rows], work.seq[rows])
+    actor = numbered(pair, work.rank[rows])
+    nth = place_among(actor, work.order[rows], work.start[rows])
+    repeats = np.bincount(actor)[actor]
+    least, most = extremes(pair, repeats)
+    agreed = (least == most)[pair]
+    if (agreed & (repeats > 1)).any():
+        count = int((agreed & (repeats > 1)).sum())
+        notes.append(f"{count} operations share a sequence number with another of their rank: they are matched n-th with n-th")
+    if (~agreed).any():
+        notes.append(
+            f"{int((~agreed).sum())} operations share a sequence number with another of their rank, but not equally often on every rank: "
+            "they are not matched"
+        )
+    found = np.where(agreed, numbered(pair, nth), -1)
+    _split_kinds(work, rows, found, groups, notes)
+    _note_edges(work, rows, pair, groups, notes)
     return found
 
 
-def _note_kinds(work: _Work, rows: Int64Array, found: Int64Array, notes: list[str], groups: Sequence[ProcessGroup]) -> None:
-    """Ranks that call different collectives under one sequence number are out of step with each other."""
-    certain = ~work.kind.iloc[rows].isin(_ANY_KIND).to_numpy()
-    frame = pd.DataFrame({"match": found[certain], "kind": work.kind_code[rows][certain]})
-    several = frame.groupby("match")["kind"].nunique()
-    odd = several[several > 1].index.to_numpy()
-    for number in odd[:3]:
+def _split_kinds(work: Work, rows: Int64Array, found: Int64Array, groups: ProcessGroups, notes: list[str]) -> None:
+    """Ranks that call different collectives under one sequence number are out of step with each other: no match, but worth a note."""
+    certain = work.certain[rows] & (found >= 0)
+    least, most = extremes(found, work.kind[rows].astype(np.int64), certain)
+    odd = np.flatnonzero(least < most)
+    for number in odd[:_MOST_NOTES].tolist():
         own = rows[found == number]
-        said = ", ".join(f"rank {work.rank[r]}: {work.kind.iloc[r]}" for r in own[:4])
-        group = groups[int(work.group[own[0]])]
-        notes.append(f"group {group.id} seq {work.seq[own[0]]}: ranks call different collectives ({said}): the job may be out of step")
-    if len(odd) > 3:
-        notes.append(f"{len(odd) - 3} more collectives whose kind differs between ranks")
+        said = ", ".join(f"rank {work.rank[r]} {KINDS[work.kind[r]]}" for r in own[:4].tolist())
+        more = f" and {len(own) - 4} more" if len(own) > 4 else ""
+        group = groups[int(work.group[own[0]])].id
+        notes.append(f"group {group} seq {work.seq[own[0]]}: the ranks call different collectives ({said}{more}): they are out of step")
+    if len(odd) > _MOST_NOTES:
+        notes.append(f"{len(odd) - _MOST_NOTES} more sequence numbers under which ranks call different collectives")
+    found[np.isin(found, odd)] = -1
 
 
-def _note_edges(work: _Work, rows: Int64Array, found: Int64Array, notes: list[str], groups: Sequence[ProcessGroup]) -> None:
-    """Sequence numbers that one present member has and another, also present, has not (windows that start or end at other times)."""
-    frame = pd.DataFrame({"group": work.group[rows], "rank": work.rank[rows], "match": found, "seq": work.seq[rows]})
-    seen = frame.groupby("match")["rank"].transform("nunique")
-    present = frame.groupby("group")["rank"].transform("nunique")
-    lonely = frame[(seen < present) & (present > 1)]
-    for number, rank in lonely[["group", "rank"]].drop_duplicates().head(8).to_numpy().tolist():
-        numbers = sorted(lonely["seq"][(lonely["group"] == number) & (lonely["rank"] == rank)].unique())
+def _note_edges(work: Work, rows: Int64Array, pair: Int64Array, groups: ProcessGroups, notes: list[str]) -> None:
+    """Sequence numbers that one member shows and another, whose trace was read, does not: their windows begin or end at other times."""
+    group, rank = work.group[rows], work.rank[rows]
+    seen = distinct_of(pair, rank)[pair]
+    of_group = numbered(group)
+    present = distinct_of(of_group, rank)[of_group]
+    alone = np.flatnonzero(seen < present)
+    owner = numbered(group[alone], rank[alone])
+    _, first = np.unique(owner, return_index=True)
+    for number, at in enumerate(alone[np.sort(first)][:_MOST_NOTES].tolist()):
+        numbers = np.unique(work.seq[rows[alone[owner == number]]]).tolist()
         shown = ", ".join(str(s) for s in numbers[:6])
         more = f", ... ({len(numbers)} in all)" if len(numbers) > 6 else ""
-        notes.append(f"group {groups[number].id}: seq {shown}{more} of rank {rank} is not seen on every other rank that was read")
-
-
-def _pairs(work: _Work, rows: Int64Array, notes: list[str]) -> Int64Array:
-    """Sends with recvs. Where both sides have steps the order counts inside a step; counts must agree."""
-    if not len(rows):
-        return np.empty(0, np.int64)
-    known = (work.source[rows] != NULL) & (work.destination[rows] != NULL)
-    side = (work.kind.iloc[rows] == "send").to_numpy()
-    edge = _ids(work.group[rows], work.source[rows], work.destination[rows], work.step[rows])
-    nth = _nth(_ids(edge, side), work.order[rows])
-    total = pd.DataFrame({"edge": edge, "send": side, "recv": ~side}).groupby("edge")[["send", "recv"]].transform("sum")
-    even = (total["send"] == total["recv"]).to_numpy()
-    lost = int((known & ~even & (total["send"] > 0).to_numpy() & (total["recv"] > 0).to_numpy()).sum())
-    if lost:
-        notes.append(f"{lost} sends and receives are not matched: the two sides of their edge do not show equally many in the step")
-    if not known.all():
-        notes.append(f"{int((~known).sum())} sends and receives are not matched: the peer's rank is not recorded")
-    return np.where(known & even, _ids(edge, nth), -1)
-
-
-def _by_order(work: _Work, rows: Int64Array) -> Int64Array:
-    """n-th with n-th of (group, kind, step); only where every rank that ran any of (group, step) ran equally many of the kind."""
-    if not len(rows):
-        return np.empty(0, np.int64)
-    group, step, kind, rank = work.group[rows], work.step[rows], work.kind_code[rows], work.rank[rows]
-    place = _ids(group, step)
-    cell = _ids(place, kind)
-    nth = _nth(_ids(cell, rank), work.order[rows])
-    frame = pd.DataFrame({"place": place, "cell": cell, "rank": rank})
-    ranks_of_place = frame.groupby("place")["rank"].transform("nunique").to_numpy()
-    counts = frame.groupby(["cell", "rank"]).size()
-    spread = counts.groupby("cell").agg(["min", "max", "size"])
-    own = spread.loc[cell]
-    agreed = (own["min"].to_numpy() == own["max"].to_numpy()) & (own["size"].to_numpy() == ranks_of_place)
-    return np.where(agreed & _comparable(work, rows), _ids(cell, nth), -1)
-
-
-def _comparable(work: _Work, rows: Int64Array) -> BoolArray:
-    """Operations outside every step can only be ordered where all ranks recorded the same steps (or none has any)."""
-    inside = work.step != NULL
-    steps = pd.DataFrame({"rank": work.rank[inside], "step": work.step[inside]}).drop_duplicates()
-    sets = steps.groupby("rank")["step"].apply(frozenset)
-    same = len(set(sets)) <= 1 and len(sets) in (0, len(np.unique(work.rank)))
-    inside_or_same: BoolArray = (work.step[rows] != NULL) | same
-    return inside_or_same
+        name = groups[int(group[at])].id
+        notes.append(f"group {name}: seq {shown}{more} of rank {rank[at]} is not seen on every other rank that was read")
+    if len(first) > _MOST_NOTES:
+        notes.append(f"{len(first) - _MOST_NOTES} more ranks show sequence numbers that others of their group do not")
 
 
 def _drop_lonely(key: Int64Array, rank: Int32Array) -> None:
     """A match needs two ranks."""
-    found = key >= 0
-    if found.any():
-        seen = pd.DataFrame({"key": key[found], "rank": rank[found]}).groupby("key")["rank"].transform("nunique").to_numpy()
-        key[np.flatnonzero(found)[seen < 2]] = -1
-
-
-def _drop_implausible(key: Int64Array, by: npt.NDArray[np.int8], work: _Work, groups: Sequence[ProcessGroup], notes: list[str]) -> None:
-    """Order matches that the clocks contradict: the last rank came long after the first had left."""
-    rows = np.flatnonzero((key >= 0) & (by == 1) & ~work.kind.isin(["send", "recv"]).to_numpy())
-    if not len(rows):
-        return
-    frame = pd.DataFrame({"key": key[rows], "group": work.group[rows], "start": work.start[rows], "end": work.end[rows]})
-    matches = frame.groupby("key").agg(group=("group", "first"), start=("start", "max"), end=("end", "min"))
-    gap = matches["start"] - matches["end"]
-    for number in matches["group"].unique().tolist():
-        part = gap[matches["group"] == number]
-        bad = int((part > IMPLAUSIBLE_NS).sum())
-        if bad > IMPLAUSIBLE_SHARE * len(part):
-            name = groups[number].id if number >= 0 else "of unrecorded operations"
-            notes.append(
-                f"group {name}: {bad} of {len(part)} matches by order contradict the clocks (by up to {part.max() / NS_PER_MS:.1f} ms), "
-                "so its operations are left unmatched"
-            )
-            key[rows[(frame["group"] == number).to_numpy()]] = -1
-
-
-def _numbered(key: Int64Array, by: npt.NDArray[np.int8], notes: list[str]) -> Matched:
-    found = key >= 0
-    result = np.full(len(key), -1, np.int32)
-    _, first, inverse = np.unique(key[found], return_index=True, return_inverse=True)
-    result[found] = inverse
-    names = ("seq", "order")
-    return Matched(result, [names[by[np.flatnonzero(found)[i]]] for i in first], list(dict.fromkeys(notes)))
+    found = np.flatnonzero(key >= 0)
+    if len(found):
+        match_of = numbered(key[found])
+        key[found[distinct_of(match_of, rank[found])[match_of] < 2]] = -1
 
 
 def measure(operations: pd.DataFrame, matched: Matched, groups: ProcessGroups) -> tuple[pd.DataFrame, Int64Array]:
-    """schema.MATCHES and the wait [ns] of each operation, from ALIGNED times.
+    """schema.MATCHES and the wait [ns] of each operation (NULL where it is not matched), from ALIGNED times.
 
-    wait = last arrival - own start; transfer = latest end - last arrival, never below 0. In a send/recv pair both may wait for the other.
+    wait = last arrival - own start; transfer = latest end - last arrival, never below 0: the time in which bytes can have moved. Before the
+    last arrival a rank only waits. Of a send with its receive, whichever came first waited for the other; the pair's kind is 'send'.
     """
     wait = np.full(len(operations), NULL, np.int64)
     rows = np.flatnonzero(matched.match >= 0)
     if not len(rows):
         return schema.MATCHES.empty(), wait
     rows = rows[np.argsort(matched.match[rows], kind="stable")]
-    number = matched.match[rows]
-    begin = np.flatnonzero(np.append(True, number[1:] != number[:-1]))
-    start, end = operations["start_ns"].to_numpy()[rows], operations["end_ns"].to_numpy()[rows]
-    rank = operations["rank"].to_numpy()[rows]
-    last_start = np.maximum.reduceat(start, begin)
-    latest = np.maximum.reduceat(end, begin)
-    size = np.diff(np.append(begin, len(rows)))
-    wait[rows] = np.repeat(last_start, size) - start
-    is_last = start == np.repeat(last_start, size)
-    last_rank = np.minimum.reduceat(np.where(is_last, rank, np.iinfo(np.int32).max), begin)
-    first_row = rows[begin]
-    group = operations["group"].to_numpy()[first_row]
-    expected = np.array([g.size for g in groups.groups] + [0], np.int32)[group]
-    kind = operations["kind"].astype("str").to_numpy(dtype=object)[first_row]
-    kind = np.where((kind == "send") | (kind == "recv"), "send", kind)
-    expected = np.where(kind == "send", 2, expected)
-    by = np.array(matched.by, dtype=object)
+    number = matched.match[rows].astype(np.int64)
+    work = work_of(operations.iloc[rows])
+    first = np.flatnonzero(np.append(True, number[1:] != number[:-1]))
+    first_start, last_start = extremes(number, work.start)
+    wait[rows] = last_start[number] - work.start
+    earliest = _first_where(number, work.start == first_start[number])
+    last_rank = extremes(number, work.rank.astype(np.int64), work.start == last_start[number])[0]
+    ranks = distinct_of(number, work.rank)
+    kind = _kind_of_match(work, number, first)
+    expected = np.array([g.size for g in groups.groups] + [0], np.int64)[work.group[first]]
+    expected = np.where(kind == KINDS.index("send"), 2, expected)
+    end = extremes(number, work.end)[1]
+    by = np.array([name == "order" for name in matched.by], np.int64)
+    step = operations["step_number"].to_numpy()[rows]
     frame = schema.MATCHES.frame(
         {
-            "group": group,
-            "kind": pd.Categorical(kind),
-            "seq": np.where(by == "seq", operations["seq"].to_numpy()[first_row], NULL),
-            "step_number": operations["step_number"].to_numpy()[rows[_argmin(start, begin, size)]],
-            "ranks": _distinct(rank, begin, size),
+            "group": work.group[first],
+            "kind": schema.categorical(kind, KINDS),
+            "seq": np.where(by == 0, work.seq[first], NULL),
+            "step_number": step[earliest],
+            "ranks": ranks,
             "expected": expected,
-            "complete": (_distinct(rank, begin, size) == expected) & (expected > 0),
-            "first_start_ns": np.minimum.reduceat(start, begin),
+            "complete": (ranks == expected) & (expected > 0),
+            "first_start_ns": first_start,
             "last_start_ns": last_start,
-            "end_ns": latest,
+            "end_ns": end,
             "last_rank": last_rank,
-            "transfer_ns": np.maximum(latest - last_start, 0),
-            "matched_by": pd.Categorical(by),
-            "full_bytes": np.maximum.reduceat(operations["full_bytes"].to_numpy()[rows], begin),
+            "transfer_ns": np.maximum(end - last_start, 0),
+            "matched_by": schema.categorical(by, ("seq", "order")),
+            "full_bytes": _full_of_match(operations["full_bytes"].to_numpy()[rows], number, kind, ranks, expected),
         }
     )
     return schema.MATCHES.check(frame), wait
 
 
-def _argmin(values: Int64Array, begin: Int64Array, size: Int64Array) -> Int64Array:
-    """Position of the first smallest value of each run."""
-    least = np.repeat(np.minimum.reduceat(values, begin), size)
-    place = np.where(values == least, np.arange(len(values)), len(values))
-    return np.minimum.reduceat(place, begin).astype(np.int64)
+def _first_where(number: Int64Array, chosen: npt.NDArray[np.bool_]) -> Int64Array:
+    """Position of the first chosen entry of each number."""
+    return extremes(number, np.arange(len(number)), chosen)[0]
 
 
-def _distinct(rank: Int32Array, begin: Int64Array, size: Int64Array) -> Int32Array:
-    """How many different ranks each run holds."""
-    run = np.repeat(np.arange(len(begin)), size)
-    order = np.lexsort((rank, run))
-    new = np.append(True, (np.diff(run[order]) != 0) | (np.diff(rank[order]) != 0))
-    return np.add.reduceat(new.astype(np.int32), begin).astype(np.int32)
+def _kind_of_match(work: Work, number: Int64Array, first: Int64Array) -> Int64Array:
+    """The kind that a member knows for sure, else the first member's; a pair is a send."""
+    certain = extremes(number, work.kind.astype(np.int64), work.certain)[0]
+    kind = np.where(certain < len(KINDS), certain, work.kind[first])
+    pair = np.isin(kind, [KINDS.index("send"), KINDS.index("recv")])
+    return np.where(pair, KINDS.index("send"), kind).astype(np.int64)
+
+
+def _full_of_match(full: Int64Array, number: Int64Array, kind: Int64Array, ranks: Int64Array, expected: Int64Array) -> Int64Array:
+    """The full tensor of each match [bytes]: what its members say; of several sizes the largest.
+
+    Except where all members of an uneven all_gather or reduce_scatter were seen and each took its own shard times the ranks for the full
+    tensor (as torch's list versions write it): the shards together are the sum of what they say, divided by the ranks.
+    """
+    least, most = extremes(number, full)
+    shares = np.isin(kind, [KINDS.index("all_gather"), KINDS.index("reduce_scatter")])
+    uneven = shares & (least < most) & (least != NULL) & (ranks == expected)
+    total = np.zeros(len(most), np.int64)
+    np.add.at(total, number[uneven[number]], full[uneven[number]])
+    return np.where(uneven, total // np.maximum(ranks, 1), most)

@@ -1,0 +1,199 @@
+"""Matching without a sequence number: n-th with n-th, where all sides agree on how many there are; and what speaks against it.
+
+Nothing here crosses a step where steps are known. Results are labelled ``order`` and given up where the clocks contradict them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from tracekit.collectives._work import Work, distinct_of, extremes, numbered, place_among
+from tracekit.collectives.kinds import BLOCKING
+from tracekit.mesh.process_groups import ProcessGroups
+from tracekit.trace.events import BoolArray, Int64Array
+from tracekit.units import NS_PER_MS, NULL
+
+#: A blocking collective whose last rank arrives this long after another has left is not one collective.
+IMPLAUSIBLE_NS = NS_PER_MS
+#: When more than this share of a group's matches by order are such, none of them is believed.
+IMPLAUSIBLE_SHARE = 0.1
+
+
+def pairs(work: Work, rows: Int64Array, notes: list[str]) -> Int64Array:
+    """Sends with receives: n-th with n-th of (group, source, destination, step), where both sides show equally many."""
+    known = (work.source[rows] != NULL) & (work.destination[rows] != NULL)
+    sends = work.of_kind("send")[rows]
+    edge = numbered(work.group[rows], work.source[rows], work.destination[rows], work.step[rows])
+    nth = place_among(numbered(edge, sends), work.order[rows], work.start[rows])
+    sent, received = np.bincount(edge, sends)[edge], np.bincount(edge, ~sends)[edge]
+    usable = known & _comparable(work, rows)
+    peer = np.where(sends, work.destination[rows], work.source[rows])
+    for lost, reason in (
+        (usable & (sent != received) & np.isin(peer, work.rank), "in their step the two ranks do not show equally many of them"),
+        (~known, "the rank of the peer is not recorded"),
+        (known & ~usable, "they are outside every step, and the ranks recorded different steps"),
+    ):
+        if lost.any():
+            notes.append(f"{int(lost.sum())} sends and receives are not matched: {reason}")
+    return np.where(usable & (sent == received), numbered(edge, nth), -1)
+
+
+def known_groups(work: Work, rows: Int64Array, groups: ProcessGroups, notes: list[str]) -> Int64Array:
+    """n-th with n-th of (group, kind, step), where every member that recorded the step shows equally many."""
+    place = numbered(work.group[rows], work.step[rows])
+    cell = numbered(place, work.kind[rows])
+    actor = numbered(cell, work.rank[rows])
+    nth = place_among(actor, work.order[rows], work.start[rows])
+    least, most = extremes(cell, np.bincount(actor)[actor] if len(actor) else actor)
+    ranks = distinct_of(cell, work.rank[rows])
+    agreed = (least == most)[cell] & (ranks[cell] == _members(work, rows, place, groups)[place]) & _comparable(work, rows)
+    sizes = np.array([g.size for g in groups.groups], np.int64)[work.group[rows]]
+    agreed &= ~work.of_kind("send_recv")[rows] | (sizes == 2)  # between more than two ranks nobody knows who sends to whom
+    if (~agreed).any():
+        notes.append(
+            f"{int((~agreed).sum())} operations without a sequence number are not matched: "
+            "the members of their group do not show equally many in the step"
+        )
+    return np.where(agreed, numbered(cell, nth), -1)
+
+
+def _members(work: Work, rows: Int64Array, place: Int64Array, groups: ProcessGroups) -> Int64Array:
+    """For each place (group and step) how many members recorded the step. Where members are unknown, they are those seen in the group."""
+    count = int(place.max(initial=-1)) + 1
+    first = np.full(count, len(rows))
+    np.minimum.at(first, place, np.arange(len(rows)))
+    ranks_of_step = _ranks_of_steps(work)
+    result = np.zeros(count, np.int64)
+    seen: dict[int, list[int]] = {}
+    for number, row in enumerate(rows[first].tolist()):
+        group = int(work.group[row])
+        if group not in seen:
+            members = groups[group].ranks
+            seen[group] = list(members) if members is not None else np.unique(work.rank[work.group == group]).tolist()
+        result[number] = np.isin(seen[group], ranks_of_step[int(work.step[row])]).sum()
+    return result
+
+
+def _ranks_of_steps(work: Work) -> dict[int, Int64Array]:
+    """Which ranks show any operation in each step (NULL: outside every step)."""
+    seen = np.unique(np.stack([work.step, work.rank.astype(np.int64)], axis=1), axis=0)
+    steps, begin = np.unique(seen[:, 0], return_index=True)
+    return dict(zip(steps.tolist(), np.split(seen[:, 1], begin[1:]), strict=True))
+
+
+def unknown_groups(work: Work, rows: Int64Array, notes: list[str]) -> Int64Array:
+    """n-th with n-th among ranks that show the very same sequence of kinds in the step.
+
+    The sequence is that of a whole rank where every call's time is known (the program's order); else that of each stream, for a device
+    runs its streams against each other as it likes.
+    """
+    streams = np.where(_called_in_order(work, rows), 0, work.stream[rows])
+    actor = numbered(work.rank[rows], work.step[rows], streams)
+    nth = place_among(actor, work.order[rows], work.start[rows])
+    sequence = _sequences(actor, nth, work.kind[rows])
+    # Several streams of one rank may show one sequence: they are told apart by their number's order.
+    _, first = np.unique(actor, return_index=True)
+    twin = place_among(numbered(work.rank[rows], work.step[rows], sequence)[first], streams[first].astype(np.int64))
+    cell = numbered(work.step[rows], sequence, twin[actor])
+    usable = _comparable(work, rows) & ~work.of_kind("send_recv")[rows]
+    alone = distinct_of(cell, work.rank[rows])[cell] < 2 if len(rows) else usable
+    several = len(np.unique(work.rank)) > 1
+    if several and (alone | ~usable).any():
+        notes.append(
+            f"{int((alone | ~usable).sum())} operations whose process group is not recorded are not matched: "
+            "no other rank shows the same sequence of collectives in the step"
+        )
+    return np.where(usable & ~alone, numbered(cell, nth), -1)
+
+
+def _called_in_order(work: Work, rows: Int64Array) -> BoolArray:
+    """Whether the calls of the operation's step have known and different times on every rank."""
+    step = numbered(work.step[rows])
+    call = numbered(work.rank[rows], step, work.launch[rows])
+    clear = (work.launch[rows] != NULL) & (np.bincount(call)[call] == 1 if len(call) else True)
+    everywhere: BoolArray = extremes(step, clear.astype(np.int64))[0][step] == 1
+    return everywhere
+
+
+def _sequences(actor: Int64Array, nth: Int64Array, kind: np.ndarray[tuple[int], np.dtype[np.int8]]) -> Int64Array:
+    """A number for the sequence of kinds of the actor that each entry belongs to."""
+    if not len(actor):
+        return actor
+    arranged = np.lexsort((nth, actor))
+    ends = np.cumsum(np.bincount(actor)).tolist()
+    text = kind[arranged].tobytes()
+    numbers: dict[bytes, int] = {}
+    begin, own = 0, []
+    for end in ends:
+        own.append(numbers.setdefault(text[begin:end], len(numbers)))
+        begin = end
+    return np.array(own, np.int64)[actor]
+
+
+def _comparable(work: Work, rows: Int64Array) -> BoolArray:
+    """Operations outside every step can be ordered only where all ranks recorded the same steps, or none recorded any."""
+    inside = work.step != NULL
+    rank, step = work.rank[inside].astype(np.int64), work.step[inside]
+    ranks_of_step = distinct_of(numbered(step), rank)
+    same = not len(step) or bool((ranks_of_step == len(np.unique(work.rank))).all())
+    comparable: BoolArray = (work.step[rows] != NULL) | same
+    return comparable
+
+
+def drop_implausible(key: Int64Array, by_order: BoolArray, work: Work, hosts: Mapping[int, str], groups: ProcessGroups) -> list[str]:
+    """Takes back (in ``key``) matches by order that the clocks contradict; returns a note for each group."""
+    notes: list[str] = []
+    rows = np.flatnonzero((key >= 0) & by_order & work.of_kind(*BLOCKING, "send", "recv"))
+    if not len(rows):
+        return notes
+    match = numbered(key[rows])
+    gap = _gap(work, rows, match, hosts)
+    _, first = np.unique(match, return_index=True)
+    group = work.group[rows[first]]
+    for number in np.unique(group[gap > IMPLAUSIBLE_NS]).tolist():
+        of_group = group == number
+        wrong = of_group & (gap > IMPLAUSIBLE_NS)
+        bad, whole = int(wrong.sum()), int(of_group.sum())
+        hopeless = bad > IMPLAUSIBLE_SHARE * whole
+        name = f"group {groups[number].id}" if number >= 0 else "operations without a recorded group"
+        notes.append(
+            f"{name}: {bad} of {whole} matches by order contradict the clocks (by up to {gap[wrong].max() / NS_PER_MS:.1f} ms), "
+            + ("so none of its operations is matched by order" if hopeless else "so these are taken back")
+        )
+        gone = rows[(of_group if hopeless else wrong)[match]]
+        key[gone] = -1
+        if hopeless:
+            key[(work.group == number) & by_order] = -1
+    return notes
+
+
+def _gap(work: Work, rows: Int64Array, match: Int64Array, hosts: Mapping[int, str]) -> Int64Array:
+    """For each match how long after a member had left the one came that it had to wait for [ns]; negative where they overlap.
+
+    A receive cannot end before its send begins; a send may (its message waits in a buffer).
+    """
+    shift = _host_offsets(work, rows, match, hosts)
+    start, end = work.start[rows] - shift, work.end[rows] - shift
+    sends, receives = work.of_kind("send")[rows], work.of_kind("recv")[rows]
+    last_start = extremes(match, start, ~receives)[1]
+    first_end = extremes(match, end, ~sends)[0]
+    return last_start - first_end
+
+
+def _host_offsets(work: Work, rows: Int64Array, match: Int64Array, hosts: Mapping[int, str]) -> Int64Array:
+    """Roughly by how much each row's host is ahead of the first host: the median difference of ends, as collectives end together."""
+    result = np.zeros(len(rows), np.int64)
+    ranks, place = np.unique(work.rank[rows], return_inverse=True)
+    names = {name: i for i, name in enumerate(dict.fromkeys(hosts.get(int(r), "") for r in ranks))}
+    if len(names) < 2:
+        return result
+    host = np.array([names[hosts.get(int(r), "")] for r in ranks])[place]
+    reference = extremes(match, work.end[rows], host == 0)[0][match]
+    there = reference != np.iinfo(np.int64).max
+    for number in range(1, int(host.max()) + 1):
+        own = host == number
+        if (own & there).any():
+            result[own] = int(np.median(work.end[rows][own & there] - reference[own & there]))
+    return result
