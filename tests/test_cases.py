@@ -248,3 +248,35 @@ def test_c14_two_communication_streams():
     for row in c.json["exposed_by_axis"]:
         low, high = c.want["exposed_by_group_min_max"]["mesh_" + row["axis"]]
         assert low <= row["exposed_us"] <= high
+
+
+def test_r01_markup_is_shown_literally():
+    """Every odd name is in the page as text: it comes back when the page's own data is read, and no element is made of it."""
+    from html.parser import HTMLParser
+
+    from tracekit.report.html import render
+
+    c = case("R01")
+    page = render(analyses.run(c.job), c.json)
+    text = page.decode() if isinstance(page, bytes) else page
+
+    class Reader(HTMLParser):
+        def __init__(self):
+            super().__init__()
+            self.found, self.tags = [], []
+
+        def handle_starttag(self, tag, attrs):
+            self.tags.append((tag, tuple(name for name, _ in attrs)))
+
+        def handle_data(self, data):
+            self.found.append(data)
+
+    reader = Reader()
+    reader.feed(text)
+    shown = "".join(reader.found).replace("\\u003c", "<").replace("\\u003e", ">").replace("\\u0026", "&").replace('\\"', '"')
+    for name in c.want["shown_literally"]:
+        plain = name.replace("\u202e", "[U+202E]").replace("\u2028", "[U+2028]")
+        assert name in shown or plain in shown, name
+    tags = [tag for tag, _ in reader.tags]
+    assert (tags.count("img"), tags.count("h1")) == (0, 1)  # the page has one heading of its own
+    assert "onerror" not in {name for _, names in reader.tags for name in names}

@@ -106,3 +106,18 @@ def test_a_job_without_work_has_no_timeline() -> None:
     trace.step(1, 0, 100)
     result = timeline.analyze(job_of(trace))
     assert result.sections() == [] and result.json() == {} and result.findings() == []
+
+
+def test_the_programs_own_ranges_stand_above_by_nesting() -> None:
+    trace = Trace()
+    trace.step(1, 0, 1000)
+    trace.annotation("outer <b>", 10, 500)
+    trace.annotation("inner", 20, 100)
+    trace.annotation("nccl:all_reduce", 30, 10)
+    trace.kernel("gemm", 100, 50)
+    spans = timeline.analyze(job_of(trace)).spans
+    host = spans[spans["category"] == "annotation"]
+    assert list(zip(host["lane"], host["name"], strict=True)) == [
+        ("rank 0 · annotations", "outer <b>"),
+        ("rank 0 · annotations 2", "inner"),
+    ]

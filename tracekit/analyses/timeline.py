@@ -1,10 +1,10 @@
 """One step of chosen ranks, drawn piece by piece on the job's clock.
 
-Every rank keeps its last step in which the device did anything (without step marks the whole window): what ran on each stream, and the
-host's forward, backward and optimizer phases. A step of more than KEPT pieces is coarsened: short neighbours of one stream and one kind of
-work that begin in the same cell of time become one span that says how many it holds; the cell grows until the step fits. Where kinds
-alternate so much that this does not help, neighbours of different kinds are merged too, under the kind of the longest. No time is dropped:
-a merged span lasts from its first start to its last end, pauses inside a cell included.
+Every rank keeps its last step in which the device did anything (without step marks the whole window): what ran on each stream, the
+program's own ranges, and the host's forward, backward and optimizer phases. A step of more than KEPT pieces is coarsened: short
+neighbours of one stream and one kind of work that begin in the same cell of time become one span that says how many it holds; the cell
+grows until the step fits. Where kinds alternate so much that this does not help, neighbours of different kinds are merged too, under the
+kind of the longest. No time is dropped: a merged span lasts from its first start to its last end, pauses inside a cell included.
 
 The job shows the step that most ranks kept. Of more than SHOWN_RANKS ranks those are chosen that cause the most waiting and those that
 cause the least.
@@ -21,18 +21,20 @@ import pandas as pd
 
 from tracekit.analyses import stragglers
 from tracekit.analyses._common import known, listed, step_times, text_of
+from tracekit.collectives.kinds import kind_of_annotation
 from tracekit.findings import Finding, Section, Timeline
 from tracekit.job.activity import Activity, Work
 from tracekit.job.model import Job
-from tracekit.trace.events import Int64Array
+from tracekit.trace.events import Category, Int64Array
 from tracekit.trace.steps import PHASE_NAMES
 from tracekit.units import NS_PER_US
 
 ORDER = 80
 
 KEPT, SHOWN_RANKS = 3000, 16
-#: Lanes of the host stand before all streams.
+#: Lanes of the host stand before all streams: annotations by their level of nesting, then phases.
 HOST_LANE = -1
+KEPT_ANNOTATIONS, MOST_LEVELS = 600, 8
 _LONGEST_NAME = 160
 #: With fewer cells than this a step shows too little of its course to keep kinds of work apart at any price.
 _FEWEST_CELLS = 300
@@ -42,7 +44,8 @@ _FEWEST_CELLS = 300
 class Spans:
     """Spans of one step on the window's own clock. ``name`` indexes ``names``, ``category`` indexes ``categories``.
 
-    ``stream`` is HOST_LANE for phases; ``merged`` counts the pieces in each span. ``step`` is NULL without step marks.
+    ``stream`` is HOST_LANE for phases and less for annotations; ``merged`` counts the pieces in each span. ``step`` is NULL without
+    step marks.
     """
 
     step: int
@@ -84,7 +87,7 @@ def reduce(activity: Activity) -> Spans | None:
         names=[text_of(activity.tables, int(code))[:_LONGEST_NAME] for code in codes],
         categories=categories,
     )
-    return _with_phases(spans, activity, low, high)
+    return _with_host(spans, activity, low, high)
 
 
 def _last_step(activity: Activity) -> tuple[int, int, int] | None:
@@ -151,26 +154,55 @@ def _coarsened(pieces: _Pieces, low: int, high: int) -> tuple[Int64Array, Int64A
     return order[longest], start[first], np.maximum.reduceat(end, first), size.astype(np.int64)
 
 
-def _with_phases(spans: Spans, activity: Activity, low: int, high: int) -> Spans:
-    """The spans with the host's phases in front; phases are clipped to the step."""
+def _with_host(spans: Spans, activity: Activity, low: int, high: int) -> Spans:
+    """The spans with the host's annotations and phases in front, clipped to the step."""
     phases = activity.phases
     inside = np.flatnonzero((phases.start < high) & (phases.end > low) & (phases.kind > 0))[:KEPT]
-    count = len(inside)
-    names = [*spans.names, *PHASE_NAMES[1:]]
-    name = len(spans.names) + phases.kind[inside].astype(np.int64) - 1
-    lane = np.full(count, HOST_LANE)
+    rows, level = _annotations(activity, low, high)
+    tables = activity.tables
+    codes, code = np.unique(tables.name[rows], return_inverse=True)
+    names = [*spans.names, *PHASE_NAMES[1:], *(text_of(tables, int(c))[:_LONGEST_NAME] for c in codes)]
+    first = len(spans.names) + len(PHASE_NAMES) - 1
+    start = np.concatenate([tables.ts[rows], phases.start[inside]])
+    end = np.concatenate([tables.ts[rows] + tables.dur[rows], phases.end[inside]])
+    lane = np.concatenate([level - MOST_LEVELS + HOST_LANE, np.full(len(inside), HOST_LANE)])
+    kind = np.repeat([len(spans.categories) + 1, len(spans.categories)], [len(rows), len(inside)])
+    name = np.concatenate([first + code.reshape(-1), len(spans.names) + phases.kind[inside].astype(np.int64) - 1])
     return Spans(
         step=spans.step,
         stream=np.concatenate([lane, spans.stream]),
-        device=np.concatenate([lane, spans.device]),
-        start=np.concatenate([np.maximum(phases.start[inside], low), spans.start]),
-        end=np.concatenate([np.minimum(phases.end[inside], high), spans.end]),
+        device=np.concatenate([np.full(len(start), HOST_LANE), spans.device]),
+        start=np.concatenate([np.maximum(start, low), spans.start]),
+        end=np.concatenate([np.minimum(end, high), spans.end]),
         name=np.concatenate([name, spans.name]),
-        category=np.concatenate([np.full(count, len(spans.categories)), spans.category]),
-        merged=np.concatenate([np.ones(count, np.int64), spans.merged]),
+        category=np.concatenate([kind, spans.category]),
+        merged=np.concatenate([np.ones(len(start), np.int64), spans.merged]),
         names=names,
-        categories=[*spans.categories, "phase"],
+        categories=[*spans.categories, "phase", "annotation"],
     )
+
+
+def _annotations(activity: Activity, low: int, high: int) -> tuple[Int64Array, Int64Array]:
+    """The program's own ranges on the host, at most KEPT_ANNOTATIONS (the longest): (event rows, level of nesting below MOST_LEVELS).
+
+    Ranges of a backend and marks of steps are left out: the operations and the step itself show them.
+    """
+    tables = activity.tables
+    rows = tables.rows(Category.USER_ANNOTATION)
+    start, duration = tables.ts[rows], tables.dur[rows]
+    rows = rows[(duration > 0) & (start < high) & (start + np.maximum(duration, 0) > low)]
+    used, inverse = np.unique(tables.name[rows], return_inverse=True)
+    texts = [tables.text(int(code)) for code in used]
+    own = np.array([kind_of_annotation(text) is None and not text.startswith("ProfilerStep") for text in texts], np.bool_)
+    rows = rows[own[inverse]] if len(used) else rows
+    rows = rows[np.argsort(-tables.dur[rows], kind="stable")[:KEPT_ANNOTATIONS]]
+    rows = rows[np.lexsort((-tables.dur[rows], tables.ts[rows]))]
+    free = [0] * MOST_LEVELS  # when each level is free again
+    level = np.zeros(len(rows), np.int64)
+    for i, (begin, length) in enumerate(zip(tables.ts[rows].tolist(), tables.dur[rows].tolist(), strict=True)):
+        level[i] = next((n for n, end in enumerate(free) if end <= begin), MOST_LEVELS - 1)
+        free[level[i]] = begin + length
+    return rows, level
 
 
 @dataclass(frozen=True)
@@ -258,5 +290,8 @@ def _frame(rank: int, spans: Spans, shift: int) -> pd.DataFrame:
 def _lane(rank: int, stream: int, device: int, many: bool) -> str:
     if stream == HOST_LANE and device == HOST_LANE:
         return f"rank {rank} · host phases"
+    if stream < HOST_LANE and device == HOST_LANE:
+        level = stream - HOST_LANE + MOST_LEVELS
+        return f"rank {rank} · annotations" + (f" {level + 1}" if level else "")
     where = f"device {device}, " if many and device >= 0 else ""
     return f"rank {rank} · {where}stream {stream}"
