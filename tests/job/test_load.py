@@ -176,3 +176,16 @@ def test_a_mesh_given_by_the_user(tmp_path):
     assert set(job.operations["axis"]) == {"fsdp"}
     with pytest.raises(UsageError, match="3 ranks"):
         load(tmp_path, mesh="tp=3")
+
+
+def test_hosts_that_are_far_apart_are_aligned_though_only_order_matches(tmp_path):
+    for rank, (host, ahead) in enumerate([("a", 0), ("b", 3000)]):
+        trace = Trace(rank, 2, host_name=host)
+        trace.step(1, ahead, 3000)
+        for i in range(4):
+            trace.collective("allreduce", 100 + 700 * i + 20 * rank + ahead, 300 - 20 * rank)
+        trace.write(tmp_path / f"rank{rank}.json")
+    job = load(tmp_path)
+    assert job.matches["matched_by"].tolist() == ["order"] * 4
+    assert round(job.clock.offset_ns[1] / 1000) == 3000
+    assert job.operations["wait_ns"].tolist() == [20_000] * 4 + [0] * 4

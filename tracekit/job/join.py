@@ -194,7 +194,7 @@ def _matched(
     operations: pd.DataFrame, groups: ProcessGroups, hosts: dict[int, str]
 ) -> tuple[pd.DataFrame, pd.DataFrame, Clock, list[str]]:
     """Match, align the clocks on what was matched, then measure on the aligned times."""
-    matched = match(operations, groups)
+    matched = match(operations, groups, hosts)
     clock = _clock(operations, matched, hosts)
     offsets = np.array([clock.offset_ns.get(int(r), 0) for r in operations["rank"].unique()] or [0], np.int64)
     shift = offsets[pd.factorize(operations["rank"])[0]] if len(operations) else np.empty(0, np.int64)
