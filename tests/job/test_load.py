@@ -189,3 +189,15 @@ def test_hosts_that_are_far_apart_are_aligned_though_only_order_matches(tmp_path
     assert job.matches["matched_by"].tolist() == ["order"] * 4
     assert round(job.clock.offset_ns[1] / 1000) == 3000
     assert job.operations["wait_ns"].tolist() == [20_000] * 4 + [0] * 4
+
+
+def test_an_uneven_exchange_sends_all_but_its_own_piece(tmp_path):
+    splits = {0: [3, 5], 1: [6, 2]}
+    for rank in (0, 1):
+        trace = Trace(rank, 2)
+        trace.step(1, 0, 1000)
+        trace.collective("all_to_allv", 100, 50, elements=8, seq=1, **{"In split size": str(splits[rank])})
+        trace.write(tmp_path / f"rank{rank}.json")
+    job = load(tmp_path)
+    assert job.operations["full_bytes"].tolist() == [32, 32]
+    assert job.operations["sent_bytes"].tolist() == [5 * 4, 6 * 4]

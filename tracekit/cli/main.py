@@ -105,6 +105,8 @@ def main() -> NoReturn:
     The process ends without the interpreter's clean-up: taking down numba and pandas object by object would cost more than a small job.
     """
     gc.set_threshold(200_000, 50, 50)  # what imports and tables make stays: looking through it every 700 objects finds nothing
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: PTH123, SIM115 - closed by the shell: >&-
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: PTH123, SIM115
     for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a character gets a question mark, not an error
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")

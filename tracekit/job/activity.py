@@ -31,7 +31,8 @@ class DeviceWork:
     """Work on the device, sorted by start. All arrays have one entry a piece of work; times are Unix ns on the rank's clock.
 
     Accelerator jobs: one row a kernel, memcpy or memset. CPU jobs (``on_cpu``): one row a top-level operator (COMPUTE) or a backend's
-    communication (COMMUNICATION). ``end`` is cleaned: an impossible duration ends where the next kernel of its stream starts.
+    communication (COMMUNICATION). ``end`` is cleaned: an impossible duration
+    ends after the usual one of its name, or where the next work of its stream starts.
     """
 
     row: Int64Array  # row in the events table

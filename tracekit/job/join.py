@@ -10,9 +10,10 @@ import numpy as np
 import pandas as pd
 
 from tracekit import schema
+from tracekit.collectives.kinds import BLOCKING, element_type
 from tracekit.collectives.matching import Matched, match, measure
 from tracekit.collectives.purpose import purposes
-from tracekit.collectives.semantics import full_elements, sent_bytes
+from tracekit.collectives.semantics import full_elements, kept_elements, sent_bytes
 from tracekit.errors import InputError, UsageError
 from tracekit.job.activity import Window
 from tracekit.job.model import Job
@@ -23,9 +24,6 @@ from tracekit.readers.identity import resolve
 from tracekit.trace.clock import Clock, align
 from tracekit.trace.events import Coverage
 from tracekit.units import NULL
-
-#: Operations in which no rank can leave before the last one has arrived: only these bound the clocks.
-BLOCKING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 
 
 def join(
@@ -160,7 +158,7 @@ def _one_window(index: int, window: Window, groups: ProcessGroups) -> pd.DataFra
     numbers = np.append(window.steps.number, NULL)
     kind = np.asarray(local["kind"], dtype=object)
     numbers_kept = ("launch_ns", "seq", "in_elements", "out_elements", "stream")
-    columns = (*numbers_kept, "kind", "dtype", "phase", "context", "operator", "implementation")
+    columns = (*numbers_kept, "kind", "dtype", "in_split", "phase", "context", "operator", "kernel", "implementation")
     frame = local[["start_ns", "end_ns", *columns]].copy()
     frame["rank"] = np.int32(rank)
     frame["window"] = np.int32(index)
@@ -168,6 +166,9 @@ def _one_window(index: int, window: Window, groups: ProcessGroups) -> pd.DataFra
     frame["step_number"] = numbers[local["step"].to_numpy()]
     frame["launch_step_number"] = numbers[local["launch_step"].to_numpy()]
     frame["group"] = place[local["group"].to_numpy()]
+    members = [g.ranks or () for g in groups.groups] + [()]
+    positions = np.array([m.index(rank) if rank in m else -1 for m in members], np.int64)
+    frame["position"] = positions[frame["group"].to_numpy()]
     source, destination = local["source_rank"].to_numpy().copy(), local["destination_rank"].to_numpy().copy()
     source[(kind == "send") & (source == NULL)] = rank
     destination[(kind == "recv") & (destination == NULL)] = rank
@@ -176,8 +177,6 @@ def _one_window(index: int, window: Window, groups: ProcessGroups) -> pd.DataFra
 
 
 def _with_bytes(frame: pd.DataFrame, size: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pd.DataFrame:
-    from tracekit.collectives.kinds import element_type
-
     categories = list(frame["dtype"].cat.categories)
     widths = np.array([element_type(c)[1] or NULL if c else NULL for c in categories] or [NULL], np.int64)
     width = widths[frame["dtype"].cat.codes.to_numpy()]
@@ -186,7 +185,9 @@ def _with_bytes(frame: pd.DataFrame, size: np.ndarray[tuple[int], np.dtype[np.in
     known = (elements != NULL) & (width != NULL)
     full = np.where(known, elements * np.where(known, width, 0), NULL)
     frame["full_bytes"] = full
-    frame["sent_bytes"] = sent_bytes(frame["kind"], full, size)
+    kept = kept_elements(frame["in_split"], ingoing, size, frame["position"].to_numpy())
+    own = np.where((kept != NULL) & (width != NULL), kept * np.where(width != NULL, width, 0), NULL)
+    frame["sent_bytes"] = sent_bytes(frame["kind"], full, size, own)
     return frame
 
 
@@ -238,8 +239,6 @@ def _unrecorded(operations: pd.DataFrame) -> list[str]:
     unknown = operations[operations["full_bytes"] == NULL]
     if len(unknown):
         odd = sorted(set(unknown["dtype"].astype("str")) - {""})
-        from tracekit.collectives.kinds import element_type
-
         strange = [d for d in odd if element_type(d)[1] is None]
         because = f" (element types {', '.join(strange[:5])} are not known)" if strange else ""
         notes.append(f"the bytes of {len(unknown)} communication operations are not known{because}")

@@ -16,7 +16,7 @@ _WORST_FIRST = ("skipped", "truncated", "duplicate", "repaired", "complete")
 def common_folder(files: Sequence[str]) -> str:
     """The folder that holds all files, with its separator; '' when they share none."""
     folders = [posixpath.dirname(file.replace("\\", "/")) for file in files]
-    if not any(folders):
+    if not all(folders):
         return ""
     parts = [folder.split("/") for folder in folders]
     shared = 0
