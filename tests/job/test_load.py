@@ -201,3 +201,19 @@ def test_an_uneven_exchange_sends_all_but_its_own_piece(tmp_path):
     job = load(tmp_path)
     assert job.operations["full_bytes"].tolist() == [32, 32]
     assert job.operations["sent_bytes"].tolist() == [5 * 4, 6 * 4]
+
+
+def test_processes_give_what_threads_give(tmp_path, monkeypatch):
+    from tracekit import analyses
+    from tracekit.executors import local
+
+    for rank in range(3):
+        write(tmp_path, rank, world=3, shift=10 * rank)
+    seen = []
+    one = load_job([str(tmp_path)], LoadOptions(jobs=2), analyses.reducers())
+    monkeypatch.setattr(local, "PROCESSES_FROM_BYTES", 0)
+    many = load_job([str(tmp_path)], LoadOptions(jobs=2), analyses.reducers(), progress=lambda done, total: seen.append((done, total)))
+    assert many.operations.astype("str").equals(one.operations.astype("str"))
+    assert seen[-1][0] == seen[-1][1] > 0
+    left, right = (analyses.run(job)["breakdown"].json() for job in (one, many))
+    assert left == right
