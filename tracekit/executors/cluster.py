@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from importlib import import_module
+from typing import Any, TypeVar
 
 from tracekit.errors import UsageError
 
@@ -16,21 +17,19 @@ class DaskExecutor:
 
     def __init__(self, address: str) -> None:
         try:
-            from distributed import Client
+            self._dask: Any = import_module("distributed")  # untyped, and not installed by default
         except ImportError as error:
             raise UsageError("--scheduler needs Dask", "install tracekit[cluster]") from error
         try:
-            self._client = Client(address, timeout="10s")
+            self._client = self._dask.Client(address, timeout="10s")
         except (OSError, ValueError, TimeoutError) as error:
             raise UsageError(f"no Dask scheduler answers at {address}", "check the address (tcp://host:8786)") from error
 
     def map(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[int, R]]:
         """See Executor.map. Results are fetched one at a time and released on the cluster."""
-        from distributed import as_completed
-
         futures = self._client.map(function, list(items), pure=False)
         places = {future.key: index for index, future in enumerate(futures)}
-        finished = as_completed(futures, with_results=True)
+        finished = self._dask.as_completed(futures, with_results=True)
         del futures
         try:
             for future, result in finished:

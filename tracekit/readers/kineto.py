@@ -31,13 +31,13 @@ def read_trace(
 
     ``progress`` gets the number of stored bytes read since its last call. Raises InputError when nothing of the file can be used.
     """
-    from tracekit.readers import scan, stream
+    from tracekit.readers import keys, stream
     from tracekit.readers.compressed import TextStream
     from tracekit.readers.recognise import read_errors, reason
     from tracekit.readers.worker import Worker
 
     size = stream.CHUNK if chunk is None else chunk
-    spec = scan.Spec()
+    spec = keys.Spec()
     workers = [Worker(spec, size) for _ in range(max(1, threads))]
     table = _Assembly(workers, spec)
     try:
@@ -65,12 +65,12 @@ def read_trace(
 
 def warm_up() -> None:
     """Compile the scanner (a few seconds, once a machine) so that the first trace does not wait for it."""
-    from tracekit.readers import scan
+    from tracekit.readers import keys, scan
     from tracekit.readers.worker import Worker, padded
 
     text = b'{"ph":"X","ts":1.5,"args":{"stream":7,"dtype":"x","Input Dims":[[1]]}}]'
     scan.find_events(padded(b'{"traceEvents":['), 0, 16)
-    Worker(scan.Spec(), 1 << 12).parse(padded(text), 0, len(text))
+    Worker(keys.Spec(), 1 << 12).parse(padded(text), 0, len(text))
 
 
 def _refuse_useless(source: Source, outcome: Outcome, damage: str, rows: int) -> None:
@@ -91,17 +91,17 @@ def _refuse_useless(source: Source, outcome: Outcome, damage: str, rows: int) ->
 
 def _note(coverage: Coverage, outcome: Outcome, damage: str, table: _Assembly) -> None:
     from tracekit.compiled import KEPT
-    from tracekit.readers import scan
+    from tracekit.readers import keys
 
     if not KEPT:
         coverage.note("the compiled reader cannot be kept on disk, so every run compiles it anew: set NUMBA_CACHE_DIR to a writable folder")
     counts = outcome.counts
-    coverage.arrows = int(counts[scan.ARROWS])
+    coverage.arrows = int(counts[keys.ARROWS])
     repairs = dict(outcome.repairs)
     cut = repairs.pop("truncated", 0)
     for sentence in tolerant.sentences(repairs):
         coverage.note(sentence, "repaired")
-    commas, twice = int(counts[scan.COMMAS]), int(counts[scan.DUPLICATES])
+    commas, twice = int(counts[keys.COMMAS]), int(counts[keys.DUPLICATES])
     if commas:
         coverage.note(f"{commas} trailing {_plural(commas, 'comma was', 'commas were')} ignored (before a closing bracket)", "repaired")
     if twice:
@@ -142,11 +142,11 @@ class _Assembly:
 
     def add(self, number: int, block: Block) -> None:
         """Take over a block; its codes become common codes in place."""
-        from tracekit.readers import scan
+        from tracekit.readers import keys
 
         codes, lanes = self._translation(number)
-        block.narrow[scan.NAME] = codes[block.narrow[scan.NAME]]
-        block.narrow[scan.LANE] = lanes[block.narrow[scan.LANE]]
+        block.narrow[keys.NAME] = codes[block.narrow[keys.NAME]]
+        block.narrow[keys.LANE] = lanes[block.narrow[keys.LANE]]
         for index, (rows, columns) in enumerate(block.side):
             rows += self._rows
             for column, kind in enumerate(_kinds(self._spec.side_tables[index])):
@@ -157,7 +157,6 @@ class _Assembly:
         self._blocks.append(block)
 
     def _translation(self, number: int) -> tuple[Any, Any]:
-        from tracekit.readers import scan
 
         worker = self._workers[number]
         codes, lanes = self._maps[number], self._lane_maps[number]
@@ -166,40 +165,40 @@ class _Assembly:
             codes = self._maps[number] = np.concatenate([codes, np.array(new, np.int32)])
         if len(lanes) < worker.lane_count:
             pairs = worker.lanes[:, len(lanes) : worker.lane_count].T.tolist()
-            keys = [tuple(_lane_key(v, codes, scan) for v in pair) for pair in pairs]
-            new = [self._lanes.setdefault(key, len(self._lanes)) for key in keys]  # type: ignore[arg-type]
+            common = [tuple(_lane_key(v, codes) for v in pair) for pair in pairs]
+            new = [self._lanes.setdefault(key, len(self._lanes)) for key in common]  # type: ignore[arg-type]
             lanes = self._lane_maps[number] = np.concatenate([lanes, np.array(new, np.int32)])
         return codes, lanes
 
     def finish(self, metadata: dict[str, Any], coverage: Coverage) -> RankTables:
         """Join everything; the blocks are given back column by column, so no column is held twice for long."""
-        from tracekit.readers import scan
+        from tracekit.readers import keys
 
         strings, remap = self._strings()
         base = metadata.get("baseTimeNanoseconds", 0)
         wide = [self._column("wide", i) for i in range(4)]
-        kind = self._column("narrow", scan.KIND)
-        narrow = {i: self._column("narrow", i) for i in (scan.NAME, scan.LANE, scan.STREAM, scan.DEVICE)}
+        kind = self._column("narrow", keys.KIND)
+        narrow = {i: self._column("narrow", i) for i in (keys.NAME, keys.LANE, keys.STREAM, keys.DEVICE)}
         side = {table: self._side(index, table) for index, table in enumerate(self._spec.side_tables)}
         self._blocks.clear()
         if isinstance(base, int) and base:
-            np.add(wide[scan.TS], base, out=wide[scan.TS], where=wide[scan.TS] != NULL)
+            np.add(wide[keys.TS], base, out=wide[keys.TS], where=wide[keys.TS] != NULL)
         if remap is not None:
-            narrow[scan.NAME] = remap[narrow[scan.NAME]]
+            narrow[keys.NAME] = remap[narrow[keys.NAME]]
             side = {name: _remapped(table, name, remap) for name, table in side.items()}
-        names = side.pop(scan.NAMES_TABLE)
+        names = side.pop(keys.NAMES_TABLE)
         coverage.events = self._rows
         tables = RankTables(
-            ts=wide[scan.TS],
-            dur=wide[scan.DUR],
-            name=narrow[scan.NAME],
+            ts=wide[keys.TS],
+            dur=wide[keys.DUR],
+            name=narrow[keys.NAME],
             category=(kind & 0xFF).astype(np.int8),
             phase=((kind >> 8) & 0xFF).astype(np.uint8),
-            lane=narrow[scan.LANE],
-            correlation=wide[scan.CORRELATION],
-            external_id=wide[scan.EXTERNAL_ID],
-            stream=narrow[scan.STREAM],
-            device=narrow[scan.DEVICE],
+            lane=narrow[keys.LANE],
+            correlation=wide[keys.CORRELATION],
+            external_id=wide[keys.EXTERNAL_ID],
+            stream=narrow[keys.STREAM],
+            device=narrow[keys.DEVICE],
             side=side,
             strings=strings,
             lanes=(),
@@ -207,7 +206,7 @@ class _Assembly:
             coverage=coverage,
         )
         tables.lanes = self._named_lanes(tables, names, remap)
-        _streams_from_lanes(tables, (kind & scan.FLAG_DUPLICATE) != 0)
+        _streams_from_lanes(tables, (kind & keys.FLAG_DUPLICATE) != 0)
         return tables
 
     def _column(self, part: str, index: int) -> Any:
@@ -254,11 +253,11 @@ class _Assembly:
 
     def _named_lanes(self, tables: RankTables, names: SideTable, remap: Any) -> list[Lane]:
         process, thread = tables_names(tables, names)
-        keys = [tuple(_lane_value(v, tables.strings, remap) for v in pair) for pair in self._lanes]
-        by_pid = {keys[lane][0]: text for lane, text in process.items()}
+        places = [tuple(_lane_value(v, tables.strings, remap) for v in pair) for pair in self._lanes]
+        by_pid = {places[lane][0]: text for lane, text in process.items()}
         return [
             Lane(pid, tid, process.get(i, by_pid.get(pid, "")), thread.get(i, ""))  # type: ignore[arg-type]
-            for i, (pid, tid) in enumerate(keys)
+            for i, (pid, tid) in enumerate(places)
         ]
 
 
@@ -271,19 +270,21 @@ def _remapped(table: SideTable, name: str, remap: Any) -> SideTable:
     return SideTable(table.rows, {c: remap[v] if kinds[c] in ("str", "json") else v for c, v in table.columns.items()})
 
 
-def _lane_key(value: int, codes: Any, scan: Any) -> int:
+def _lane_key(value: int, codes: Any) -> int:
     """A pid or tid as the pass stores it, with a string's code made common."""
-    return value if value < scan._STRING_KEY else scan._STRING_KEY + int(codes[value - scan._STRING_KEY])
+    from tracekit.readers import keys
+
+    return value if value < keys.STRING_KEY else keys.STRING_KEY + int(codes[value - keys.STRING_KEY])
 
 
 def _lane_value(value: int, strings: Any, remap: Any) -> int | str | None:
-    from tracekit.readers import scan
+    from tracekit.readers import keys
 
     if value == NULL:
         return None
-    if value < scan._STRING_KEY:
+    if value < keys.STRING_KEY:
         return value
-    code = value - scan._STRING_KEY
+    code = value - keys.STRING_KEY
     text: str = strings[code if remap is None else int(remap[code])]
     return text
 

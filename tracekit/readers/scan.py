@@ -1,7 +1,8 @@
 """The one pass over the bytes of a trace: complete events of a buffer become rows of columns.
 
-Which arguments are read is data (``Spec``), so a new argument needs no new code. The pass is strict where it matters: anything that is not
-JSON, apart from a comma too many, stops it at the start of that event (SYNTAX), and the tolerant reader takes over for that one event.
+Which arguments are read is data (``keys.Spec``), so a new argument needs no new code. The pass is strict where it matters: anything
+that is not JSON, apart from a comma too many, stops it at the start of that event (SYNTAX), and the tolerant reader takes over for
+that one event.
 
 Bounds: reads as in lex.py (the caller pads its buffer); every write goes to a row below ``capacity`` of the output arrays, which is checked
 before an event is begun, to a side row below the same capacity (an event adds at most one row to each side table), or through
@@ -10,13 +11,43 @@ before an event is begun, to a side row below the same capacity (an event adds a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
 import numpy as np
 from numba import njit
 
 from tracekit.compiled import COMPILED
+from tracekit.readers.keys import (
+    ARGS,
+    ARROWS,
+    BAD_NUMBERS,
+    COMMAS,
+    COUNTERS,
+    DEVICE,
+    DUPLICATES,
+    DUR,
+    DUR_KEY,
+    FLAG_DUPLICATE,
+    JSON,
+    KIND,
+    LANE,
+    LANES,
+    MEMORY_NAME,
+    MICRO,
+    NAME,
+    NAME_KEY,
+    NARROW,
+    NO_LANE_KEY,
+    PH,
+    PID,
+    ROW,
+    STREAM,
+    STRING,
+    STRING_KEY,
+    TID,
+    TS,
+    TS_KEY,
+    WIDE,
+    key_number,
+)
 from tracekit.readers.lex import (
     CLOSE_LIST,
     CLOSE_OBJECT,
@@ -24,123 +55,18 @@ from tracekit.readers.lex import (
     COMMA,
     OPEN_LIST,
     OPEN_OBJECT,
-    PAD,
     QUOTE,
     end_of_string,
     end_of_value,
     load8,
-    load64,
-    load_int64,
     number,
     skip_space,
 )
-from tracekit.readers.pool import ESCAPED, PLAIN, RAW, addresses, intern, same_bytes
-from tracekit.trace.events import CATEGORY_NAMES, SIDE_COLUMNS, Category
+from tracekit.readers.pool import ESCAPED, PLAIN, RAW, addresses, intern
 from tracekit.units import NULL, NULL32
 
 #: Why the pass stopped.
 MORE, END, POOL_FULL, ROWS_FULL, SYNTAX = 0, 1, 2, 3, 4
-
-#: Rows of the int64 output, of the int32 output, and of the counters.
-TS, DUR, CORRELATION, EXTERNAL_ID = 0, 1, 2, 3
-NAME, LANE, STREAM, DEVICE, KIND = 0, 1, 2, 3, 4  # KIND: category + 256 * phase + FLAG_DUPLICATE
-ROW, ARROWS, COMMAS, DUPLICATES, BAD_NUMBERS, LANES = 0, 1, 2, 3, 4, 5
-COUNTERS = 6
-FLAG_DUPLICATE = 1 << 16
-
-#: What to do with the value of a key: not an argument, dense int64, dense int32, or a column of a side table.
-_TOP, _WIDE, _NARROW, _INTEGER, _MICRO, _STRING, _JSON = range(7)
-_PH, _CAT, _NAME, _PID, _TID, _TS, _DUR, _ARGS = range(8)
-_TOP_KEYS = ("ph", "cat", "name", "pid", "tid", "ts", "dur", "args")
-_SIDE_KINDS = {"int": _INTEGER, "micro": _MICRO, "str": _STRING, "json": _JSON}
-#: The names of threads and processes, in metadata events; kept apart from the side tables that go on to the user.
-NAMES_TABLE = "names"
-
-#: Strings with fixed codes (from 1): categories, then names that decide a category.
-KNOWN = (*CATEGORY_NAMES, "[memory]")
-_MEMORY_NAME = len(KNOWN)
-_CATEGORY_OF_CODE = np.array([int(Category.OTHER), *(int(c) for c in CATEGORY_NAMES.values()), int(Category.OTHER)], np.int32)
-_NO_LANE_KEY = NULL
-_STRING_KEY = 1 << 62
-
-
-class Spec:
-    """Keys and where their values go, as arrays for the compiled pass.
-
-    ``target[0, k]`` what to do, ``target[1, k]`` side table (or -1), ``target[2, k]`` output row, for key number k.
-    """
-
-    def __init__(self) -> None:
-        rows: list[tuple[str, int, int, int]] = [
-            ("correlation", _WIDE, -1, CORRELATION),
-            ("External id", _WIDE, -1, EXTERNAL_ID),
-            ("external id", _WIDE, -1, EXTERNAL_ID),
-            ("stream", _NARROW, -1, STREAM),
-            ("device", _NARROW, -1, DEVICE),
-        ]
-        self.side_tables = [*SIDE_COLUMNS, NAMES_TABLE]
-        self.side_first: list[int] = []
-        columns = 0
-        for number_, table in enumerate(self.side_tables):
-            self.side_first.append(columns)
-            for key, kind in SIDE_COLUMNS.get(table, {"name": "str"}).items():
-                rows.append((key, _SIDE_KINDS[kind], number_, columns))
-                columns += 1
-        self.side_columns = columns
-        self.side_width = [b - a for a, b in zip(self.side_first, [*self.side_first[1:], columns], strict=True)]
-        self.first = np.array(self.side_first, np.int64)
-        self.width = np.array(self.side_width, np.int64)
-        self.top = _key_table(_TOP_KEYS)
-        self.arguments = _key_table(key for key, *_ in rows)
-        self.target = np.array([row[1:] for row in rows], np.int64).T.copy()
-
-
-def _key_table(keys: Iterable[str]) -> Any:
-    """A hash table of 512 slots, each the number of a key or -1; then per key its length and the offset of its padded bytes."""
-    texts = [key.encode() for key in keys]
-    head = 512 + 2 * len(texts)
-    size = 8 * head + sum(len(t) + PAD for t in texts) + PAD
-    memory = np.zeros(size + 8, np.uint8)
-    numbers = memory[: 8 * head].view(np.int64)
-    numbers[:512] = -1
-    at = 8 * head
-    for key, raw in enumerate(texts):
-        memory[at : at + len(raw)] = np.frombuffer(raw, np.uint8)
-        numbers[512 + 2 * key : 514 + 2 * key] = len(raw), at
-        place = int(key_hash(memory.ctypes.data, at, len(raw)))
-        while numbers[place] >= 0:
-            place = (place + 1) & 511
-        numbers[place] = key
-        at += len(raw) + PAD
-    return memory
-
-
-@njit(**COMPILED)
-def key_hash(text, start, length):  # type: ignore[no-untyped-def]
-    """Slot of a key by its first and last eight bytes and its length (keys are few and short; equality is checked on all bytes)."""
-    head = load64(text, start)
-    tail = head
-    if length < 8:
-        head &= (np.uint64(1) << np.uint64(8 * length)) - np.uint64(1)
-        tail = head
-    else:
-        tail = load64(text, start + length - 8)
-    mixed = head * np.uint64(0x9E3779B97F4A7C15) ^ tail * np.uint64(0xC2B2AE3D27D4EB4F) ^ np.uint64(length) << np.uint64(55)
-    return np.int64((mixed ^ (mixed >> np.uint64(31))) & np.uint64(511))
-
-
-@njit(**COMPILED)
-def _key(text, start, length, keys):  # type: ignore[no-untyped-def]
-    """Number of a key in the table at address ``keys``; -1 for one that is not wanted."""
-    place = key_hash(text, start, length)
-    while True:
-        key = load_int64(keys, 8 * place)
-        if key < 0:
-            return np.int64(-1)
-        entry = 8 * (512 + 2 * key)
-        if load_int64(keys, entry) == length and same_bytes(text, start, keys, load_int64(keys, entry + 8), length):
-            return key
-        place = (place + 1) & 511
 
 
 @njit(**COMPILED)
@@ -254,8 +180,8 @@ def scan_events(  # type: ignore[no-untyped-def]
             current[k] = -1
         phase = np.int64(0)
         category_code = np.int64(0)
-        pid = np.int64(_NO_LANE_KEY)
-        tid = np.int64(_NO_LANE_KEY)
+        pid = np.int64(NO_LANE_KEY)
+        tid = np.int64(NO_LANE_KEY)
         commas = 0
         bad_numbers = 0
         duplicate = False
@@ -311,38 +237,38 @@ def scan_events(  # type: ignore[no-untyped-def]
                 break
             need_comma = True
             if not in_args:
-                key = _key(text, start, stop - start, top)
+                key = key_number(text, start, stop - start, top)
                 if key < 0:
                     i = end_of_value(text, i, end)
                 else:
                     if seen >> key & 1:
                         duplicate = True
                     seen |= 1 << key
-                    if key == _TS or key == _DUR:
+                    if key == TS_KEY or key == DUR_KEY:
                         value, i, valid = number(text, i, end, 3)
-                        wide[TS if key == _TS else DUR, row] = value if valid else NULL
+                        wide[TS if key == TS_KEY else DUR, row] = value if valid else NULL
                         bad_numbers += 1 - valid
-                    elif key == _ARGS:
+                    elif key == ARGS:
                         if c == OPEN_OBJECT:
                             in_args = True
                             need_comma = False
                             i += 1
                         else:
                             i = end_of_value(text, i, end)
-                    elif key == _PH:
+                    elif key == PH:
                         j = end_of_value(text, i, end)
                         phase = np.int64(load8(text, i + 1)) if c == QUOTE and j - i == 3 else np.int64(0)
                         i = j
-                    elif key == _PID or key == _TID:
+                    elif key == PID or key == TID:
                         value, j, valid = number(text, i, end, 0)
                         if not valid:
                             code, j = _text_code(text, i, end, pool, False)
                             if code < 0:
                                 status = POOL_FULL
                                 break
-                            value = np.int64(_STRING_KEY) + code
+                            value = np.int64(STRING_KEY) + code
                         i = j
-                        if key == _PID:
+                        if key == PID:
                             pid = value
                         else:
                             tid = value
@@ -351,31 +277,31 @@ def scan_events(  # type: ignore[no-untyped-def]
                         if code < 0:
                             status = POOL_FULL
                             break
-                        if key == _NAME:
+                        if key == NAME_KEY:
                             narrow[NAME, row] = code
                         else:
                             category_code = code
             else:
-                key = _key(text, start, stop - start, arguments)
+                key = key_number(text, start, stop - start, arguments)
                 if key < 0:
                     i = end_of_value(text, i, end)
                 else:
                     what = target[0, key]
                     column = target[2, key]
-                    if what == _STRING or what == _JSON:
-                        value, i = _text_code(text, i, end, pool, what == _JSON)
+                    if what == STRING or what == JSON:
+                        value, i = _text_code(text, i, end, pool, what == JSON)
                         if value < 0:
                             status = POOL_FULL
                             break
                     else:
-                        value, i, valid = number(text, i, end, 6 if what == _MICRO else 0)
+                        value, i, valid = number(text, i, end, 6 if what == MICRO else 0)
                         if not valid:
                             value = np.int64(NULL)
-                    if what == _WIDE:
+                    if what == WIDE:
                         if wide[column, row] != NULL:
                             duplicate = True
                         wide[column, row] = value
-                    elif what == _NARROW:
+                    elif what == NARROW:
                         if narrow[column, row] != NULL32:
                             duplicate = True
                         fits = value > -(1 << 31) and value < (1 << 31)
@@ -418,7 +344,7 @@ def scan_events(  # type: ignore[no-untyped-def]
         category = category_of_code[category_code] if category_code < category_of_code.size else 0
         if phase == 77:  # M
             category = 11
-        elif narrow[NAME, row] == _MEMORY_NAME:
+        elif narrow[NAME, row] == MEMORY_NAME:
             category = 9
         narrow[LANE, row] = lane
         narrow[KIND, row] = category + 256 * phase + (FLAG_DUPLICATE if duplicate else 0)
@@ -472,11 +398,6 @@ def _is_trace_events(text, i):  # type: ignore[no-untyped-def]
     for k, c in enumerate((116, 114, 97, 99, 101, 69, 118, 101, 110, 116, 115)):
         same &= load8(text, i + k) == c
     return same
-
-
-def category_table() -> Any:
-    """Category of each fixed string code."""
-    return _CATEGORY_OF_CODE
 
 
 @njit(**COMPILED)

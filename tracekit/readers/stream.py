@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tracekit.readers import scan
+from tracekit.readers import keys, scan
 from tracekit.readers.compressed import BOM, TextStream
 from tracekit.readers.lex import PAD
 from tracekit.readers.worker import Block, Piece, Worker
@@ -44,7 +44,7 @@ class Outcome:
     bytes_read: int = 0
     too_long: bool = False
     repairs: Counter[str] = field(default_factory=Counter)
-    counts: Any = field(default_factory=lambda: np.zeros(scan.COUNTERS, np.int64))
+    counts: Any = field(default_factory=lambda: np.zeros(keys.COUNTERS, np.int64))
 
 
 @dataclass

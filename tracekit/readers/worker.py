@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tracekit.readers import scan, tolerant
+from tracekit.readers import keys, scan, tolerant
 from tracekit.readers.lex import PAD
 from tracekit.readers.pool import Pool
 from tracekit.trace.events import Int32Array, Int64Array
@@ -37,13 +37,13 @@ class Piece:
     stopped: int = scan.MORE
     position: int = 0
     repairs: Counter[str] = field(default_factory=Counter)
-    counts: Int64Array = field(default_factory=lambda: np.zeros(scan.COUNTERS, np.int64))
+    counts: Int64Array = field(default_factory=lambda: np.zeros(keys.COUNTERS, np.int64))
 
 
 class Worker:
     """Parses buffers one after the other."""
 
-    def __init__(self, spec: scan.Spec, buffer_bytes: int) -> None:
+    def __init__(self, spec: keys.Spec, buffer_bytes: int) -> None:
         self._spec = spec
         self._capacity = max(1024, buffer_bytes // 96)
         capacity = self._capacity
@@ -52,29 +52,29 @@ class Worker:
         self._side = np.empty((spec.side_columns, capacity), np.int64)
         self._side_rows = np.empty((len(spec.side_tables), capacity), np.int64)
         self._side_used = np.zeros(len(spec.side_tables), np.int64)
-        self._counters = np.zeros(scan.COUNTERS, np.int64)
-        self._category = scan.category_table()
-        self.pool = Pool(scan.KNOWN)
+        self._counters = np.zeros(keys.COUNTERS, np.int64)
+        self._category = keys.category_table()
+        self.pool = Pool(keys.KNOWN)
         self.lanes = np.zeros((2, 1024), np.int64)
         self._lane_table = np.full(4096, -1, np.int32)
 
     @property
     def lane_count(self) -> int:
         """Lanes seen so far."""
-        return int(self._counters[scan.LANES])
+        return int(self._counters[keys.LANES])
 
     def parse(self, buffer: Any, position: int, end: int) -> Piece:
         """Read ``buffer[position:end]`` (padded) until it ends, the list ends, or something is no JSON."""
         piece = Piece(position=position)
-        lanes = self._counters[scan.LANES]
+        lanes = self._counters[keys.LANES]
         self._counters[:] = 0
-        self._counters[scan.LANES] = lanes
+        self._counters[keys.LANES] = lanes
         while True:
-            self._counters[scan.ROW] = 0
+            self._counters[keys.ROW] = 0
             self._side_used[:] = 0
             piece.stopped, piece.position = self._scan(buffer, piece.position, end)
-            if self._counters[scan.ROW]:
-                piece.blocks.append(self._block(int(self._counters[scan.ROW])))
+            if self._counters[keys.ROW]:
+                piece.blocks.append(self._block(int(self._counters[keys.ROW])))
             if piece.stopped == scan.POOL_FULL:
                 self.pool.grow(max(_LEAST_ROOM, end - piece.position))
             elif piece.stopped == scan.ROWS_FULL:
