@@ -159,7 +159,7 @@ class Gunzip(io.RawIOBase):
                     self._damaged("the compressed stream is cut off")
                     return
                 try:
-                    block = member.decompress(data, 4 * self._BLOCK)
+                    block = member.decompress(data, self._BLOCK)
                 except isal_zlib.error as error:  # type: ignore[misc]
                     self._damaged(_reason(error))
                     return

@@ -1,4 +1,8 @@
-"""Which keys of an event are read, and where their values go: data for the compiled pass, so a new argument needs no new code."""
+"""Which keys of an event are read, and where their values go: data, so a new argument needs no new code.
+
+Compiled code finds the number of a key in a hash table of KEY_SLOTS slots of four words: the key's length, its first and its last eight
+bytes, and its number. Up to 16 bytes these are the whole key; of longer ones the middle is compared too, in the text at ``_MIDDLE``.
+"""
 
 from __future__ import annotations
 
@@ -8,114 +12,107 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from tracekit.compiled import COMPILED
-from tracekit.readers.lex import PAD, load64, load_int64
-from tracekit.readers.pool import same_bytes
-from tracekit.trace.events import CATEGORY_NAMES, SIDE_COLUMNS, Category
-from tracekit.units import NULL
+from tracekit.readers.lex import COMPILED, INLINE, PAD, load64, load_int64
+from tracekit.readers.pool import first_bytes, same_bytes
+from tracekit.trace.events import SIDE_COLUMNS
 
-#: Rows of the int64 output, of the int32 output, and of the counters.
-TS, DUR, CORRELATION, EXTERNAL_ID = 0, 1, 2, 3
-NAME, LANE, STREAM, DEVICE, KIND = 0, 1, 2, 3, 4  # KIND: category + 256 * phase + FLAG_DUPLICATE
-ROW, ARROWS, COMMAS, DUPLICATES, BAD_NUMBERS, LANES = 0, 1, 2, 3, 4, 5
-COUNTERS = 6
-FLAG_DUPLICATE = 1 << 16
+#: Keys of an event: their number is also the word of the record (scan.py) that gets the value.
+TOP_KEYS = ("ts", "dur", "name", "cat", "ph", "pid", "tid", "args")
+TS, DUR, NAME, CAT, PH, PID, TID, ARGS = range(8)
+#: Words of the record that arguments go to.
+CORRELATION, EXTERNAL_ID, STREAM, DEVICE = range(8, 12)
 
-#: What to do with the value of a key: not an argument, dense int64, dense int32, or a column of a side table.
-TOP, WIDE, NARROW, INTEGER, MICRO, STRING, JSON = range(7)
-PH, CAT, NAME_KEY, PID, TID, TS_KEY, DUR_KEY, ARGS = range(8)
-_TOP_KEYS = ("ph", "cat", "name", "pid", "tid", "ts", "dur", "args")
-_SIDE_KINDS = {"int": INTEGER, "micro": MICRO, "str": STRING, "json": JSON}
-#: The names of threads and processes, in metadata events; kept apart from the side tables that go on to the user.
+#: How the value of an argument is read.
+INTEGER, MICRO, STRING, JSON = range(4)
+_KINDS = {"int": INTEGER, "micro": MICRO, "str": STRING, "json": JSON}
+#: Side table -1: the value goes to the record.
+RECORD = -1
+#: The names of threads and processes, in metadata events: a side table of its own, which does not go on to the user.
 NAMES_TABLE = "names"
+SIDE_TABLES: dict[str, dict[str, Any]] = {**SIDE_COLUMNS, NAMES_TABLE: {"name": "str"}}
 
-#: Strings with fixed codes (from 1): categories, then names that decide a category.
-KNOWN = (*CATEGORY_NAMES, "[memory]")
-MEMORY_NAME = len(KNOWN)
-_CATEGORY_OF_CODE = np.array([int(Category.OTHER), *(int(c) for c in CATEGORY_NAMES.values()), int(Category.OTHER)], np.int32)
-NO_LANE_KEY = NULL
-STRING_KEY = 1 << 62
+_ARGUMENTS = {
+    "correlation": CORRELATION,
+    "External id": EXTERNAL_ID,
+    "external id": EXTERNAL_ID,  # torch 1.8
+    "stream": STREAM,
+    "device": DEVICE,
+}
 
+KEY_SLOTS = 256
+_MIDDLE = 32 * KEY_SLOTS  # then PAD + the longest key, for each key
+_LONGEST = 64
 
-class Spec:
-    """Keys and where their values go, as arrays for the compiled pass.
-
-    ``target[0, k]`` what to do, ``target[1, k]`` side table (or -1), ``target[2, k]`` output row, for key number k.
-    """
-
-    def __init__(self) -> None:
-        rows: list[tuple[str, int, int, int]] = [
-            ("correlation", WIDE, -1, CORRELATION),
-            ("External id", WIDE, -1, EXTERNAL_ID),
-            ("external id", WIDE, -1, EXTERNAL_ID),
-            ("stream", NARROW, -1, STREAM),
-            ("device", NARROW, -1, DEVICE),
-        ]
-        self.side_tables = [*SIDE_COLUMNS, NAMES_TABLE]
-        self.side_first: list[int] = []
-        columns = 0
-        for number_, table in enumerate(self.side_tables):
-            self.side_first.append(columns)
-            for key, kind in SIDE_COLUMNS.get(table, {"name": "str"}).items():
-                rows.append((key, _SIDE_KINDS[kind], number_, columns))
-                columns += 1
-        self.side_columns = columns
-        self.side_width = [b - a for a, b in zip(self.side_first, [*self.side_first[1:], columns], strict=True)]
-        self.first = np.array(self.side_first, np.int64)
-        self.width = np.array(self.side_width, np.int64)
-        self.top = _key_table(_TOP_KEYS)
-        self.arguments = _key_table(key for key, *_ in rows)
-        self.target = np.array([row[1:] for row in rows], np.int64).T.copy()
+_M1, _M2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 
 
-def _key_table(keys: Iterable[str]) -> Any:
-    """A hash table of 512 slots, each the number of a key or -1; then per key its length and the offset of its padded bytes."""
-    texts = [key.encode() for key in keys]
-    head = 512 + 2 * len(texts)
-    size = 8 * head + sum(len(t) + PAD for t in texts) + PAD
-    memory = np.zeros(size + 8, np.uint8)
-    numbers = memory[: 8 * head].view(np.int64)
-    numbers[:512] = -1
-    at = 8 * head
-    for key, raw in enumerate(texts):
-        memory[at : at + len(raw)] = np.frombuffer(raw, np.uint8)
-        numbers[512 + 2 * key : 514 + 2 * key] = len(raw), at
-        place = int(key_hash(memory.ctypes.data, at, len(raw)))
-        while numbers[place] >= 0:
-            place = (place + 1) & 511
-        numbers[place] = key
-        at += len(raw) + PAD
-    return memory
+@njit(**INLINE)
+def _slot_of(head, tail, length):  # type: ignore[no-untyped-def]
+    mixed = head * _M1 ^ tail * _M2 ^ np.uint64(length) << np.uint64(55)
+    return np.int64((mixed ^ mixed >> np.uint64(31)) & np.uint64(KEY_SLOTS - 1))
 
 
 @njit(**COMPILED)
-def key_hash(text, start, length):  # type: ignore[no-untyped-def]
-    """Slot of a key by its first and last eight bytes and its length (keys are few and short; equality is checked on all bytes)."""
+def find_key(text, start, length, table):  # type: ignore[no-untyped-def]
+    """Number of the key ``text[start:start + length]`` in the table at an address; -1 for one that is not wanted."""
     head = load64(text, start)
-    tail = head
     if length < 8:
-        head &= (np.uint64(1) << np.uint64(8 * length)) - np.uint64(1)
+        head = first_bytes(head, length)
         tail = head
     else:
         tail = load64(text, start + length - 8)
-    mixed = head * np.uint64(0x9E3779B97F4A7C15) ^ tail * np.uint64(0xC2B2AE3D27D4EB4F) ^ np.uint64(length) << np.uint64(55)
-    return np.int64((mixed ^ (mixed >> np.uint64(31))) & np.uint64(511))
-
-
-@njit(**COMPILED)
-def key_number(text, start, length, keys):  # type: ignore[no-untyped-def]
-    """Number of a key in the table at address ``keys``; -1 for one that is not wanted."""
-    place = key_hash(text, start, length)
+    place = _slot_of(head, tail, length)
     while True:
-        key = load_int64(keys, 8 * place)
-        if key < 0:
+        slot = table + 32 * place
+        size = load_int64(slot, 0)
+        if size < 0:
             return np.int64(-1)
-        entry = 8 * (512 + 2 * key)
-        if load_int64(keys, entry) == length and same_bytes(text, start, keys, load_int64(keys, entry + 8), length):
-            return key
-        place = (place + 1) & 511
+        if size == length and load64(slot, 8) == head and load64(slot, 16) == tail:
+            key = load_int64(slot, 24)
+            if length <= 16 or same_bytes(text, start, table, _MIDDLE + (PAD + _LONGEST) * key, length):
+                return key
+        place = (place + 1) & (KEY_SLOTS - 1)
 
 
-def category_table() -> Any:
-    """Category of each fixed string code."""
-    return _CATEGORY_OF_CODE
+def key_table(keys: Iterable[str]) -> Any:
+    """The hash table of these keys (fewer than KEY_SLOTS / 2, each at most 64 bytes) as an array of bytes."""
+    texts = [key.encode() for key in keys]
+    if len(texts) > KEY_SLOTS // 2 or max(map(len, texts)) > _LONGEST:
+        raise ValueError("too many keys, or one that is too long")
+    memory = np.zeros(_MIDDLE + (PAD + _LONGEST) * len(texts) + PAD, np.uint8)
+    slots = memory[:_MIDDLE].view(np.uint64).reshape(KEY_SLOTS, 4)
+    slots[:, 0] = np.uint64(2**64 - 1)
+    mask = 2**64 - 1
+    for key, raw in enumerate(texts):
+        at = _MIDDLE + (PAD + _LONGEST) * key
+        memory[at : at + len(raw)] = np.frombuffer(raw, np.uint8)
+        head = int.from_bytes(raw[:8], "little")
+        tail = int.from_bytes(raw[-8:], "little")
+        mixed = (head * int(_M1) ^ tail * int(_M2) ^ len(raw) << 55) & mask
+        place = (mixed ^ mixed >> 31) & (KEY_SLOTS - 1)
+        while slots[place, 0] != mask:
+            place = (place + 1) & (KEY_SLOTS - 1)
+        slots[place] = len(raw), head, tail, key
+    return memory
+
+
+class Spec:
+    """The wanted keys. ``targets`` has four words for each argument: how to read it, side table or RECORD, word or column, 0.
+
+    Columns of all side tables are numbered through: table number n has the columns ``first[n]`` to ``first[n] + width[n]``.
+    """
+
+    def __init__(self) -> None:
+        targets = [(INTEGER, RECORD, word, 0) for word in _ARGUMENTS.values()]
+        keys = list(_ARGUMENTS)
+        self.first: list[int] = []
+        self.width: list[int] = []
+        for table, columns in enumerate(SIDE_TABLES.values()):
+            self.first.append(sum(self.width))
+            self.width.append(len(columns))
+            targets += [(_KINDS[kind], table, self.first[-1] + k, 0) for k, kind in enumerate(columns.values())]
+            keys += columns
+        self.columns = sum(self.width)
+        self.targets = np.array(targets, np.int64)
+        self.top = key_table(TOP_KEYS)
+        self.arguments = key_table(keys)

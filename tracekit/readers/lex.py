@@ -1,13 +1,13 @@
-"""Compiled steps over JSON bytes: white space, strings, values, numbers.
+"""Compiled steps over JSON bytes: white space, strings, values.
 
-Buffers are passed as integer addresses: an array handed to a compiled function that is not inlined costs atomic reference
-counts, which made the whole scan more than twice as slow.
+Text is passed as the integer address of a buffer, offsets count from there: an array handed to a compiled function that is not inlined
+costs atomic reference counts, which made the whole pass more than twice as slow.
 
-Why nothing is read outside a buffer. Every function gets ``end``, the offset behind the last byte of text, and is only called
-on a buffer that goes on for at least PAD zero bytes after ``end`` (stream.py and worker.padded allocate them so). Loops read at
-offsets below ``end`` only, at most 32 bytes at once, so below ``end + 32``; the digit loops of ``number`` read one byte at a time
-and stop at the first zero, which is at ``end`` at the latest. No function returns an offset beyond ``end + 1``. Nothing here
-writes by itself: the stores are for pool.py, which argues for its own.
+Why nothing is read outside a buffer. Every function gets ``end``, the offset behind the last byte of text, and is only called on a buffer
+that goes on for at least PAD zero bytes after ``end`` (``worker.padded`` and stream.py see to it). Loops read at offsets up to ``end``,
+at most 32 bytes at once, so below ``end + 32``. A byte read at ``end`` is 0, which is no character that JSON has a use for: code that finds
+it where it wants a quote or a colon knows that the text goes on in the next buffer. Offsets that are returned are at most ``end``. Nothing
+here writes: the stores are for pool.py and scan.py, which argue for their own.
 """
 
 from __future__ import annotations
@@ -20,25 +20,32 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from tracekit.compiled import COMPILED
+from tracekit import compiled
 
 #: Zero bytes that must follow the text of a buffer.
 PAD = 128
 
-QUOTE, BACKSLASH, COMMA, COLON, MINUS, PLUS, DOT, ZERO = (ord(c) for c in '"\\,:-+.0')
+#: How everything here is compiled. Only entry points are cached (entry.py): their machine code holds all that they call.
+COMPILED: dict[str, Any] = {**compiled.COMPILED, "cache": False}
+INLINE: dict[str, Any] = {**COMPILED, "forceinline": True}
+
+QUOTE, BACKSLASH, COMMA, COLON = (ord(c) for c in '"\\,:')
 OPEN_OBJECT, CLOSE_OBJECT, OPEN_LIST, CLOSE_LIST = (ord(c) for c in "{}[]")
-UPPER_E, LOWER_E = ord("E"), ord("e")
 
 _BLOCK = ir.VectorType(ir.IntType(8), 32)
 
 
-def _loader(bits: int, returned: Any) -> Any:
-    """A compiled unaligned load of ``bits`` at address + offset."""
+def _pointer(builder: Any, args: Any, bits: int, unit: int) -> Any:
+    offset = builder.mul(args[1], ir.Constant(ir.IntType(64), unit))
+    return builder.inttoptr(builder.add(args[0], offset), ir.IntType(bits).as_pointer())
+
+
+def _loader(bits: int, returned: Any, unit: int = 1) -> Any:
+    """A compiled unaligned load of ``bits`` at address + offset, which counts in ``unit`` bytes."""
 
     def typing(_context: Any, _address: Any, _offset: Any) -> Any:
         def code(_compiler: Any, builder: Any, _signature: Any, args: Any) -> Any:
-            pointer = builder.inttoptr(builder.add(args[0], args[1]), ir.IntType(bits).as_pointer())
-            value = builder.load(pointer)
+            value = builder.load(_pointer(builder, args, bits, unit))
             value.align = 1
             return value
 
@@ -47,13 +54,12 @@ def _loader(bits: int, returned: Any) -> Any:
     return intrinsic(typing)
 
 
-def _storer(bits: int, stored: Any) -> Any:
-    """A compiled unaligned store of ``bits`` at address + offset."""
+def _storer(bits: int, stored: Any, unit: int = 1) -> Any:
+    """A compiled unaligned store of ``bits`` at address + offset, which counts in ``unit`` bytes."""
 
     def typing(_context: Any, _address: Any, _offset: Any, _value: Any) -> Any:
         def code(compiler: Any, builder: Any, _signature: Any, args: Any) -> Any:
-            pointer = builder.inttoptr(builder.add(args[0], args[1]), ir.IntType(bits).as_pointer())
-            builder.store(args[2], pointer).align = 1
+            builder.store(args[2], _pointer(builder, args, bits, unit)).align = 1
             return compiler.get_dummy_value()
 
         return types.none(types.intp, types.intp, stored), code
@@ -65,9 +71,13 @@ load8 = _loader(8, types.uint8)
 load32 = _loader(32, types.int32)
 load64 = _loader(64, types.uint64)
 load_int64 = _loader(64, types.int64)
+store8 = _storer(8, types.uint8)
 store32 = _storer(32, types.int32)
 store64 = _storer(64, types.uint64)
 store_int64 = _storer(64, types.int64)
+#: Word number n of a block of int64 words at an address: ``word(block, n)``, ``put(block, n, value)``.
+word = _loader(64, types.int64, 8)
+put = _storer(64, types.int64, 8)
 
 
 def _masker(test: Callable[[Any, Any], Any]) -> Any:
@@ -84,47 +94,74 @@ def _masker(test: Callable[[Any, Any], Any]) -> Any:
     return intrinsic(typing)
 
 
-def _all(byte: int) -> Any:
-    return ir.Constant(_BLOCK, [byte] * 32)
+def _equal(builder: Any, block: Any, byte: int) -> Any:
+    return builder.icmp_unsigned("==", block, ir.Constant(_BLOCK, [byte] * 32))
+
+
+def _lower(builder: Any, block: Any) -> Any:
+    """Maps [ and { to {, ] and } to }."""
+    return builder.or_(block, ir.Constant(_BLOCK, [0x20] * 32))
 
 
 def _is_quote_or_backslash(builder: Any, block: Any) -> Any:
-    return builder.or_(builder.icmp_unsigned("==", block, _all(QUOTE)), builder.icmp_unsigned("==", block, _all(BACKSLASH)))
+    return builder.or_(_equal(builder, block, QUOTE), _equal(builder, block, BACKSLASH))
 
 
 def _is_quote_or_bracket(builder: Any, block: Any) -> Any:
-    lower = builder.or_(block, _all(0x20))  # maps [ and { to {, ] and } to }
-    bracket = builder.or_(
-        builder.icmp_unsigned("==", lower, _all(OPEN_OBJECT)), builder.icmp_unsigned("==", lower, _all(CLOSE_OBJECT))
-    )
-    return builder.or_(builder.icmp_unsigned("==", block, _all(QUOTE)), bracket)
+    lower = _lower(builder, block)
+    bracket = builder.or_(_equal(builder, lower, OPEN_OBJECT), _equal(builder, lower, CLOSE_OBJECT))
+    return builder.or_(_equal(builder, block, QUOTE), bracket)
+
+
+def _is_space(builder: Any, block: Any) -> Any:
+    return builder.icmp_unsigned("<=", block, ir.Constant(_BLOCK, [0x20] * 32))
 
 
 def _is_not_space(builder: Any, block: Any) -> Any:
-    return builder.icmp_unsigned(">", block, _all(0x20))
+    return builder.icmp_unsigned(">", block, ir.Constant(_BLOCK, [0x20] * 32))
+
+
+def _ends_a_word(builder: Any, block: Any) -> Any:
+    closing = _equal(builder, _lower(builder, block), CLOSE_OBJECT)
+    return builder.or_(builder.or_(_is_space(builder, block), closing), _equal(builder, block, COMMA))
 
 
 quotes32 = _masker(_is_quote_or_backslash)
 structure32 = _masker(_is_quote_or_bracket)
 solid32 = _masker(_is_not_space)
+word_end32 = _masker(_ends_a_word)
 
 
-@intrinsic
-def _lowest_bit(_context: Any, _mask: Any) -> Any:
-    def code(_compiler: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.zext(builder.cttz(args[0], ir.Constant(ir.IntType(1), 0)), ir.IntType(64))
+def _bit_finder(kind: Any) -> Any:
+    def typing(_context: Any, _mask: Any) -> Any:
+        def code(_compiler: Any, builder: Any, signature: Any, args: Any) -> Any:
+            place = builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
+            return builder.zext(place, ir.IntType(64)) if signature.args[0].bitwidth < 64 else place
 
-    return types.intp(types.uint32), code
+        return types.intp(kind), code
+
+    return intrinsic(typing)
 
 
-lowest_bit: Any = _lowest_bit
+#: Place of the lowest bit that is set, of 32 and of 64 bits; 32 and 64 when there is none.
+lowest_bit: Any = _bit_finder(types.uint32)
+lowest_bit64: Any = _bit_finder(types.uint64)
 
 
-@njit(inline="always", **COMPILED)
+@njit(**INLINE)
 def skip_space(text, i, end):  # type: ignore[no-untyped-def]
     """Offset of the first byte above 0x20 at or after ``i``; ``end`` when there is none."""
-    if i < end and load8(text, i) > 32:
-        return i
+    if i < end:
+        if load8(text, i) > 32:
+            return i
+        if load8(text, i + 1) > 32:  # one space is the most frequent case; the byte at end is 0
+            return i + 1
+    return skip_blocks_of_space(text, i, end)
+
+
+@njit(**COMPILED)
+def skip_blocks_of_space(text, i, end):  # type: ignore[no-untyped-def]
+    """``skip_space`` for indentation, 32 bytes at once."""
     while i < end:
         solid = solid32(text, i)
         if solid:
@@ -155,156 +192,48 @@ def end_of_string(text, i, end):  # type: ignore[no-untyped-def]
 
 @njit(**COMPILED)
 def end_of_value(text, i, end):  # type: ignore[no-untyped-def]
-    """Offset behind the value that starts at ``i``; at least ``end`` when the value may go on after the buffer."""
+    """Offset behind the value that starts at ``i``; ``end`` when the value may go on after the buffer."""
     first = load8(text, i)
     if first == QUOTE:
         j, _ = end_of_string(text, i + 1, end)
         return j + 1 if j < end else end
     if first == OPEN_OBJECT or first == OPEN_LIST:
-        depth = 0
-        while i < end:
-            found = structure32(text, i)
-            advance = 32
-            while found:
-                k = lowest_bit(found)
-                if i + k >= end:
-                    return end
-                found &= found - np.uint32(1)
-                c = load8(text, i + k)
-                if c == QUOTE:
-                    j, _ = end_of_string(text, i + k + 1, end)
-                    used = j + 1 - i
-                    if used >= 32:
-                        advance = used
-                        found = np.uint32(0)
-                    else:
-                        found &= np.uint32(0xFFFFFFFF) << np.uint32(used)
-                elif c == OPEN_OBJECT or c == OPEN_LIST:
-                    depth += 1
-                else:
-                    depth -= 1
-                    if depth == 0:
-                        return i + k + 1
-            i += advance
-        return end
+        return _end_of_nested(text, i, end)
     while i < end:
-        c = load8(text, i)
-        if c == COMMA or c == CLOSE_OBJECT or c == CLOSE_LIST or c <= 32:
-            return i
-        i += 1
+        found = word_end32(text, i)
+        if found:
+            i += lowest_bit(found)
+            return i if i < end else end
+        i += 32
     return end
 
 
-_LAST_TENTH = np.uint64(1844674407370955161)  # (2**64 - 1) // 10
-
-
 @njit(**COMPILED)
-def _digits(text, i, value, limit, used):  # type: ignore[no-untyped-def]
-    """Append decimal digits to ``value``, at most ``limit``: (value, offset, digits seen, first digit beyond the limit, overflow)."""
-    seen = 0
-    beyond = np.int64(0)
-    overflow = used
-    while True:
-        d = np.int64(load8(text, i)) - ZERO
-        if d < 0 or d > 9:
-            return value, i, seen, beyond, overflow
-        if seen < limit:
-            if value > _LAST_TENTH or (value == _LAST_TENTH and d > 5):
-                overflow = 1
-            value = value * np.uint64(10) + np.uint64(d)
-        elif seen == limit:
-            beyond = d
-        seen += 1
-        i += 1
-
-
-@njit(**COMPILED)
-def number(text, i, end, scale):  # type: ignore[no-untyped-def]
-    """A decimal number, bare or in quotes, times 10**scale as an exact integer: (value, offset behind it, 1 if it is a number).
-
-    Digits beyond the scale round half away from zero. scale 0: up to 64 bits without sign, as the bits of an int64; otherwise
-    the result must fit in an int64. NaN, Infinity, null, other text and numbers that do not fit give 0 as the third value.
-    """
-    begin = i
-    quoted = load8(text, i) == QUOTE
-    if quoted:
-        i += 1
-    negative = load8(text, i) == MINUS
-    if negative:
-        i += 1
-    value, i, whole, _, overflow = _digits(text, i, np.uint64(0), 1 << 40, 0)
-    fraction = 0
-    beyond = np.int64(0)
-    if load8(text, i) == DOT:
-        value, i, fraction, beyond, overflow = _digits(text, i + 1, value, scale, overflow)
-    valid = whole > 0
-    shift = scale - (fraction if fraction < scale else scale)
-    if load8(text, i) == LOWER_E or load8(text, i) == UPPER_E:
-        value, i, shift, beyond, overflow = _with_exponent(text, begin + (1 if quoted else 0) + (1 if negative else 0), scale)
-    while shift > 0 and valid:
-        if value > _LAST_TENTH:
-            overflow = 1
-        value = value * np.uint64(10)
-        shift -= 1
-    if beyond >= 5:
-        value += np.uint64(1)
-    top = np.uint64(1) << np.uint64(63)
-    if overflow or (scale > 0 and value >= top) or (negative and value > top):
-        valid = False
-    if quoted:
-        if load8(text, i) == QUOTE:
-            i += 1
-        else:
-            j, _ = end_of_string(text, begin + 1, end)
-            i = j + 1 if j < end else end
-            valid = False
-    else:
-        c = load8(text, i)
-        if not valid or not (c == COMMA or c == CLOSE_OBJECT or c == CLOSE_LIST or c <= 32):
-            i = end_of_value(text, begin, end)
-            valid = False
-    result = np.int64(value)
-    return (-result if negative else result), i, (1 if valid else 0)
-
-
-@njit(**COMPILED)
-def _with_exponent(text, i, scale):  # type: ignore[no-untyped-def]
-    """The number at ``i`` (no sign) again, with its exponent: (value, offset, powers of ten to multiply by, rounding digit, overflow)."""
-    mantissa = np.uint64(0)
-    point = 0  # digits behind the decimal point that are in the mantissa
-    kept = 0
-    dropped = 0  # whole digits that did not fit
-    in_fraction = False
-    while True:
-        c = load8(text, i)
-        if c == DOT and not in_fraction:
-            in_fraction = True
-        elif c >= ZERO and c <= ZERO + 9:
-            if kept < 18:
-                mantissa = mantissa * np.uint64(10) + np.uint64(c - ZERO)
-                kept += 1 if mantissa else 0
-                point += 1 if in_fraction else 0
-            elif not in_fraction:
-                dropped += 1
-        else:
-            break
-        i += 1
-    i += 1
-    below = load8(text, i) == MINUS
-    if below or load8(text, i) == PLUS:
-        i += 1
-    exponent = np.int64(0)
-    while load8(text, i) >= ZERO and load8(text, i) <= ZERO + 9:
-        if exponent < 10000:
-            exponent = exponent * 10 + np.int64(load8(text, i)) - ZERO
-        i += 1
-    shift = (-exponent if below else exponent) - point + dropped + scale
-    beyond = np.int64(0)
-    while shift < 0 and (mantissa or beyond):
-        beyond = np.int64(mantissa % np.uint64(10))
-        mantissa //= np.uint64(10)
-        shift += 1
-    if shift < 0:
-        shift = 0
-    overflow = 1 if shift > 20 and mantissa else 0
-    return mantissa, i, (shift if shift <= 20 else 0), beyond, overflow
+def _end_of_nested(text, i, end):  # type: ignore[no-untyped-def]
+    """``end_of_value`` for a list or an object: counts brackets, whatever their kind, outside of strings."""
+    depth = 0
+    while i < end:
+        found = structure32(text, i)
+        advance = 32
+        while found:
+            k = lowest_bit(found)
+            if i + k >= end:
+                return end
+            found &= found - np.uint32(1)
+            c = load8(text, i + k)
+            if c == QUOTE:
+                j, _ = end_of_string(text, i + k + 1, end)
+                used = j + 1 - i
+                if used >= 32:
+                    advance = used
+                    found = np.uint32(0)
+                else:
+                    found &= np.uint32(0xFFFFFFFF) << np.uint32(used)
+            elif c == OPEN_OBJECT or c == OPEN_LIST:
+                depth += 1
+            else:
+                depth -= 1
+                if depth == 0:
+                    return i + k + 1
+        i += advance
+    return end

@@ -1,9 +1,9 @@
 """One pool of distinct strings, keyed by their raw bytes: a name that occurs a million times is stored, hashed and decoded once.
 
-Compiled code puts strings in and gets codes; Python takes them out. Arrays are grown by Python when compiled code says that they
-are full, so compiled code never writes beyond them: before it adds a string it checks the number of entries, the load of the hash
-table and the room left in the arena (length + PAD: strings are copied eight bytes at a time). A code is below the number of entries
-and a place below the size of the table, so the loads stay inside too.
+Compiled code puts strings in and gets codes; Python takes them out. ``control`` tells compiled code where the arrays are and how large.
+Python grows the arrays when compiled code says that they are full, so compiled code never writes beyond them: before it adds a string it
+checks the number of entries and the room left in the arena (length + PAD, because strings are copied eight bytes at a time). The hash table
+has two slots for each entry there may be, so looking for a free one ends, and a power of two of them, so a masked hash is a place in it.
 """
 
 from __future__ import annotations
@@ -14,164 +14,162 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from tracekit.compiled import COMPILED
-from tracekit.readers.lex import PAD, load32, load64, load_int64, store32, store64, store_int64
+from tracekit.readers.lex import COMPILED, INLINE, PAD, load64, load_int64, store64, store_int64
 
 #: Kinds of entries: text without escapes, text with escapes, the raw text of a value that is not a string.
 PLAIN, ESCAPED, RAW = 0, 1, 2
-#: Rows of ``entries``.
-OFFSET, LENGTH, KIND = 0, 1, 2
+
+#: Words of a pool's control block. TABLE holds slots of four words (hash, code, offset, mark), ENTRIES two words a code (offset, mark);
+#: the mark of a string is 4 * length + kind.
+TABLE, MASK, ENTRIES, CAPACITY, ARENA, ROOM, COUNT, USED = range(8)
+_WORD, _SLOT, _ENTRY = 8, 32, 16
 
 _M1, _M2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 
 
-@njit(inline="always", **COMPILED)
-def _first_bytes(word, count):  # type: ignore[no-untyped-def]
-    """The word with all but its first ``count`` (1 to 7) bytes cleared."""
+@njit(**INLINE)
+def first_bytes(word, count):  # type: ignore[no-untyped-def]
+    """The word with all but its first ``count`` (0 to 7) bytes cleared."""
     return word & ((np.uint64(1) << np.uint64(8 * count)) - np.uint64(1))
 
 
-@njit(inline="always", **COMPILED)
+@njit(**INLINE)
 def _mixed(h, word):  # type: ignore[no-untyped-def]
     h = (h ^ word) * _M1
     return h ^ (h >> np.uint64(32))
 
 
 @njit(**COMPILED)
-def hash_bytes(text, start, length, kind):  # type: ignore[no-untyped-def]
-    """64-bit hash of ``length`` bytes; reads whole words, so up to 7 bytes behind them (inside the padding)."""
-    h = np.uint64(length * 4 + kind) * _M2
-    i = start
-    left = length
-    while left >= 8:
+def hash_bytes(text, i, length, mark):  # type: ignore[no-untyped-def]
+    """64-bit hash of ``length`` bytes and the mark; reads whole words, so up to 7 bytes behind them (inside the padding)."""
+    h = np.uint64(mark) * _M2
+    while length >= 8:
         h = _mixed(h, load64(text, i))
         i += 8
-        left -= 8
-    if left > 0:
-        h = _mixed(h, _first_bytes(load64(text, i), left))
+        length -= 8
+    if length > 0:
+        h = _mixed(h, first_bytes(load64(text, i), length))
     h = h * _M2
     return h ^ (h >> np.uint64(29))
 
 
 @njit(**COMPILED)
 def same_bytes(one, i, other, j, length):  # type: ignore[no-untyped-def]
-    """Whether two runs of bytes are equal."""
+    """Whether two runs of bytes are equal; reads as ``hash_bytes`` does."""
     while length >= 8:
         if load64(one, i) != load64(other, j):
             return False
         i += 8
         j += 8
         length -= 8
-    return length == 0 or _first_bytes(load64(one, i) ^ load64(other, j), length) == np.uint64(0)
-
-
-@njit(inline="always", **COMPILED)
-def addresses(table, hashes, entries, arena, used):  # type: ignore[no-untyped-def]
-    """What ``intern`` needs of a pool, as plain integers (see lex.py on arrays as arguments)."""
-    return (
-        table.ctypes.data,
-        table.size,
-        hashes.ctypes.data,
-        entries.ctypes.data,
-        entries.shape[1],
-        arena.ctypes.data,
-        arena.size,
-        used.ctypes.data,
-    )
+    return length == 0 or first_bytes(load64(one, i) ^ load64(other, j), length) == np.uint64(0)
 
 
 @njit(**COMPILED)
 def intern(text, start, length, kind, pool):  # type: ignore[no-untyped-def]
-    """Code of a string, new or known; -1 when the pool must grow first. ``pool``: see ``addresses``."""
-    table, slots, hashes, entries, capacity, arena, room, used = pool
-    mask = np.uint64(slots - 1)
-    h = hash_bytes(text, start, length, kind)
-    place = np.int64(h & mask)
+    """Code of a string, new or known; -1 when the pool must grow first. ``pool``: address of its control block."""
+    mark = 4 * length + kind
+    h = hash_bytes(text, start, length, mark)
+    table = load_int64(pool, _WORD * TABLE)
+    arena = load_int64(pool, _WORD * ARENA)
+    mask = load_int64(pool, _WORD * MASK)
+    place = np.int64(h) & mask
     while True:
-        code = np.int64(load32(table, 4 * place))
+        slot = table + _SLOT * place
+        code = load_int64(slot, _WORD)
         if code < 0:
-            break
-        if load64(hashes, 8 * place) == h:
-            offset = load_int64(entries, 8 * code)
-            known = load_int64(entries, 8 * (capacity + code)) == length and load_int64(entries, 8 * (2 * capacity + code)) == kind
-            if known and same_bytes(text, start, arena, offset, length):
-                return code
-        place = np.int64((np.uint64(place) + np.uint64(1)) & mask)
-    code = load_int64(used, 0)
-    offset = load_int64(used, 8)
-    if code * 2 >= slots or code >= capacity or offset + length + PAD > room:
+            return _added(text, start, length, mark, h, slot, pool)
+        known = load64(slot, 0) == h and load_int64(slot, 3 * _WORD) == mark
+        if known and same_bytes(text, start, arena, load_int64(slot, 2 * _WORD), length):
+            return code
+        place = (place + 1) & mask
+
+
+@njit(**COMPILED)
+def _added(text, start, length, mark, h, slot, pool):  # type: ignore[no-untyped-def]
+    """Code of a string that is put into a free slot; -1 when there is no room."""
+    code = load_int64(pool, _WORD * COUNT)
+    offset = load_int64(pool, _WORD * USED)
+    if code >= load_int64(pool, _WORD * CAPACITY) or offset + length + PAD > load_int64(pool, _WORD * ROOM):
         return np.int64(-1)
+    arena = load_int64(pool, _WORD * ARENA)
     for k in range(0, length, 8):
         store64(arena, offset + k, load64(text, start + k))
-    store_int64(entries, 8 * code, offset)
-    store_int64(entries, 8 * (capacity + code), length)
-    store_int64(entries, 8 * (2 * capacity + code), kind)
-    store32(table, 4 * place, np.int32(code))
-    store64(hashes, 8 * place, h)
-    store_int64(used, 0, code + 1)
-    store_int64(used, 8, offset + length)
+    entry = load_int64(pool, _WORD * ENTRIES) + _ENTRY * code
+    store_int64(entry, 0, offset)
+    store_int64(entry, _WORD, mark)
+    _fill(slot, h, code, offset, mark)
+    store_int64(pool, _WORD * COUNT, code + 1)
+    store_int64(pool, _WORD * USED, offset + length)
     return code
 
 
 @njit(**COMPILED)
-def intern_one(text, length, table, hashes, entries, arena, used):  # type: ignore[no-untyped-def]
-    """``intern`` of a plain string, for Python."""
-    return intern(text, 0, length, PLAIN, addresses(table, hashes, entries, arena, used))
+def _fill(slot, h, code, offset, mark):  # type: ignore[no-untyped-def]
+    store64(slot, 0, h)
+    store_int64(slot, _WORD, code)
+    store_int64(slot, 2 * _WORD, offset)
+    store_int64(slot, 3 * _WORD, mark)
 
 
 @njit(**COMPILED)
-def _rehash(table, hashes, entries, arena, count):  # type: ignore[no-untyped-def]
-    mask = np.uint64(table.size - 1)
-    for code in range(count):
-        h = hash_bytes(arena.ctypes.data, entries[OFFSET, code], entries[LENGTH, code], entries[KIND, code])
-        place = h & mask
-        while table[place] >= 0:
-            place = (place + np.uint64(1)) & mask
-        table[place] = code
-        hashes[place] = h
+def rehash(pool):  # type: ignore[no-untyped-def]
+    """Enter all strings of a pool into its new, empty table."""
+    mask = load_int64(pool, _WORD * MASK)
+    for code in range(load_int64(pool, _WORD * COUNT)):
+        entry = load_int64(pool, _WORD * ENTRIES) + _ENTRY * code
+        offset = load_int64(entry, 0)
+        mark = load_int64(entry, _WORD)
+        h = hash_bytes(load_int64(pool, _WORD * ARENA), offset, mark >> 2, mark)
+        place = np.int64(h) & mask
+        while load_int64(load_int64(pool, _WORD * TABLE), _SLOT * place + _WORD) >= 0:
+            place = (place + 1) & mask
+        _fill(load_int64(pool, _WORD * TABLE) + _SLOT * place, h, code, offset, mark)
 
 
 class Pool:
-    """A growing pool. Code 0 is the missing string; ``known`` strings get the codes 1, 2, ... ."""
+    """A growing pool. Code 0 is the missing string; ``known`` strings get the codes 1, 2, ... .
 
-    def __init__(self, known: tuple[str, ...], entries: int = 1 << 13, arena: int = 1 << 20) -> None:
-        self.used = np.zeros(2, np.int64)
+    ``enter(text, start, length, kind, pool)`` and ``reenter(pool)`` are the compiled ``intern`` and ``rehash``, as entry points.
+    """
+
+    def __init__(self, known: tuple[str, ...], enter: Any, reenter: Any, entries: int = 1 << 13, arena: int = 1 << 20) -> None:
+        self.control = np.zeros(8, np.int64)
+        self._reenter = reenter
         self._allocate(entries, arena)
         for text in ("", *known):
-            self.add(text.encode())
-
-    def _allocate(self, entries: int, arena: int) -> None:
-        self.table = np.full(4 * entries, -1, np.int32)
-        self.hashes = np.zeros(4 * entries, np.uint64)
-        self.entries = np.zeros((3, entries), np.int64)
-        self.arena = np.zeros(arena, np.uint8)
+            raw = np.frombuffer(text.encode() + bytes(PAD), np.uint8)
+            enter(raw.ctypes.data, 0, len(raw) - PAD, PLAIN, self.address)
 
     @property
-    def arrays(self) -> tuple[Any, ...]:
-        """Arguments of ``addresses``."""
-        return self.table, self.hashes, self.entries, self.arena, self.used
+    def address(self) -> int:
+        """Of the control block, for compiled code; valid while the pool lives."""
+        return int(self.control.ctypes.data)
 
-    def add(self, raw: bytes) -> int:
-        """Code of a plain string."""
-        buffer = np.zeros(len(raw) + PAD, np.uint8)
-        buffer[: len(raw)] = np.frombuffer(raw, np.uint8)
-        return int(intern_one(buffer.ctypes.data, len(raw), *self.arrays))
+    def __len__(self) -> int:
+        return int(self.control[COUNT])
+
+    def _allocate(self, entries: int, arena: int) -> None:
+        """New, empty arrays. They are assigned at last: another thread may be reading the old ones (``between``)."""
+        table = np.zeros((2 * entries, _SLOT // _WORD), np.int64)
+        table[:, 1] = -1
+        self._table, self._entries, self._arena = table, np.zeros((entries, 2), np.int64), np.zeros(arena, np.uint8)
+        addresses = (self._table.ctypes.data, len(table) - 1, self._entries.ctypes.data, entries, self._arena.ctypes.data, arena)
+        self.control[:COUNT] = addresses
 
     def grow(self, room: int) -> None:
-        """Twice the entries, and an arena with ``room`` more bytes to spare."""
-        entries, arena = self.entries, self.arena
-        size = arena.size
-        while size < int(self.used[1]) + room + PAD:
+        """Twice the entries when half of them are taken, and an arena with ``room`` more bytes to spare."""
+        entries, arena, count, used = self._entries, self._arena, len(self), int(self.control[USED])
+        size = len(arena)
+        while size < used + room + PAD:
             size *= 2
-        self._allocate(entries.shape[1] * 2, size)
-        self.entries[:, : entries.shape[1]] = entries
-        self.arena[: arena.size] = arena
-        _rehash(self.table, self.hashes, self.entries, self.arena, int(self.used[0]))
+        self._allocate(2 * len(entries) if 2 * count >= len(entries) else len(entries), size)
+        self._entries[:count] = entries[:count]
+        self._arena[:used] = arena[:used]
+        self._reenter(self.address)
 
     def since(self, code: int) -> Iterator[tuple[int, bytes]]:
         """(kind, raw bytes) of every entry from ``code`` on."""
-        count = int(self.used[0])
-        raw = memoryview(self.arena.data)
-        offsets, lengths, kinds = (self.entries[row, code:count].tolist() for row in (OFFSET, LENGTH, KIND))
-        for offset, length, kind in zip(offsets, lengths, kinds, strict=True):
-            yield kind, bytes(raw[offset : offset + length])
+        raw = memoryview(self._arena.data)
+        for offset, mark in self._entries[code : len(self)].tolist():
+            yield mark & 3, bytes(raw[offset : offset + (mark >> 2)])

@@ -1,362 +1,434 @@
 """The one pass over the bytes of a trace: complete events of a buffer become rows of columns.
 
-Which arguments are read is data (``keys.Spec``), so a new argument needs no new code. The pass is strict where it matters: anything
-that is not JSON, apart from a comma too many, stops it at the start of that event (SYNTAX), and the tolerant reader takes over for
-that one event.
+Everything compiled code needs is found through one *control block*, an array of int64 words (addresses, sizes, counters) that Python fills;
+``word(control, N)`` is its word number N. An event is gathered in the *record*, one word a key, and in at most one row of each side table;
+only an event that is complete leaves the record as a row of the columns.
 
-Bounds: reads as in lex.py (the caller pads its buffer); every write goes to a row below ``capacity`` of the output arrays, which is checked
-before an event is begun, to a side row below the same capacity (an event adds at most one row to each side table), or through
-``pool.intern``, which checks its own.
+The pass is strict where it matters: anything that is not JSON, apart from a comma too many, stops it at the start of that event (SYNTAX),
+and the tolerant reader takes over for that one event.
+
+Bounds. Reads of text: see lex.py. A column's row is below CAPACITY, which is checked before an event is begun. A side table gains at
+most one row an event, so it has no more rows than the columns. Columns and words come from keys.Spec, to whose counts Python allocates
+all arrays. A lane is below LANE_CAPACITY, its place below the size of the lane table: a power of two, at least twice LANE_CAPACITY.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numba import njit
 
-from tracekit.compiled import COMPILED
 from tracekit.readers.keys import (
     ARGS,
-    ARROWS,
-    BAD_NUMBERS,
-    COMMAS,
-    COUNTERS,
+    CAT,
+    CORRELATION,
     DEVICE,
-    DUPLICATES,
     DUR,
-    DUR_KEY,
-    FLAG_DUPLICATE,
+    EXTERNAL_ID,
     JSON,
-    KIND,
-    LANE,
-    LANES,
-    MEMORY_NAME,
     MICRO,
     NAME,
-    NAME_KEY,
-    NARROW,
-    NO_LANE_KEY,
     PH,
     PID,
-    ROW,
+    RECORD,
     STREAM,
     STRING,
-    STRING_KEY,
     TID,
     TS,
-    TS_KEY,
-    WIDE,
-    key_number,
+    find_key,
 )
 from tracekit.readers.lex import (
     CLOSE_LIST,
     CLOSE_OBJECT,
     COLON,
     COMMA,
+    COMPILED,
+    INLINE,
     OPEN_LIST,
     OPEN_OBJECT,
     QUOTE,
     end_of_string,
     end_of_value,
     load8,
-    number,
+    load32,
+    load_int64,
+    put,
     skip_space,
+    store8,
+    store32,
+    store_int64,
+    word,
 )
-from tracekit.readers.pool import ESCAPED, PLAIN, RAW, addresses, intern
+from tracekit.readers.numbers import MINUS, number
+from tracekit.readers.pool import ESCAPED, PLAIN, RAW, intern
+from tracekit.trace.events import CATEGORY_NAMES, Category
 from tracekit.units import NULL, NULL32
 
 #: Why the pass stopped.
-MORE, END, POOL_FULL, ROWS_FULL, SYNTAX = 0, 1, 2, 3, 4
+MORE, END, POOL_FULL, ROWS_FULL, LANES_FULL, SYNTAX = range(6)
+_COMPLETE = 6
+
+#: Words of the control block: addresses and sizes, then what the pass counts.
+(TOP, ARGUMENTS, TARGETS, POOL, RECORD_AT, CATEGORIES, WIDE, NARROW, SMALL, CAPACITY) = range(10)
+(SIDE, SIDE_ROWS, SIDE_USED, SIDE_FIRST, SIDE_WIDTH, SIDE_TABLES, LANE_KEYS, LANE_TABLE, LANE_MASK, LANE_CAPACITY) = range(10, 20)
+(ROW, ARROWS, COMMAS, DUPLICATES, BAD_TIMES, LANES, LAST_LANE) = range(20, 27)
+CONTROL_WORDS = 27
+
+#: Words of the record behind those of keys.py: which words were set, which twice (bits), commas too many, times that are no number.
+_SEEN, _TWICE, _COMMAS, _BAD = range(12, 16)
+RECORD_WORDS = 16
+
+#: Columns of the outputs: int64, int32, and bytes. The top bit of PHASE says that the event has its stream twice.
+WIDE_TS, WIDE_DUR, WIDE_CORRELATION, WIDE_EXTERNAL_ID = range(4)
+NARROW_NAME, NARROW_LANE, NARROW_STREAM, NARROW_DEVICE = range(4)
+SMALL_CATEGORY, SMALL_PHASE = range(2)
+TWICE_BIT = 128
+
+#: Strings with fixed codes (from 1): categories, then a name that decides the category.
+KNOWN = (*CATEGORY_NAMES, "[memory]")
+_MEMORY_NAME = len(KNOWN)
+CATEGORY_OF_CODE = np.array([int(Category.OTHER), *(int(c) for c in CATEGORY_NAMES.values())], np.int64)
+_CATEGORIES_KNOWN = len(CATEGORY_OF_CODE)
+_METADATA, _MEMORY, _OTHER = int(Category.METADATA), int(Category.MEMORY), int(Category.OTHER)
+
+#: A pid or tid that is no number, or none of 62 bits: this plus the code of its text. One that is missing is NULL.
+TEXT_KEY = 1 << 62
+
+# Not plain ints: numba compiles a function anew for every literal argument.
+_WHOLE, _THREE_DIGITS, _SIX_DIGITS = np.int64(0), np.int64(3), np.int64(6)
+_NOT_JSON = np.bool_(False)
+_FULL = -1  # in place of an offset: the pool must grow
+_S, _T, _F, _M = (ord(c) for c in "stfM")
+
+
+@njit(**COMPILED)
+def scan_events(text, position, end, control):  # type: ignore[no-untyped-def]
+    """Read the complete events of ``text[position:end]``; returns (why it stopped, where). ``position``: an event, or what is before one.
+
+    An event that is not complete, or that did not fit, has left nothing behind but strings in the pool.
+    """
+    record = word(control, RECORD_AT)
+    row = word(control, ROW)
+    separated = True
+    while True:
+        i = skip_space(text, position, end)
+        c = load8(text, i)
+        if c == COMMA:
+            i = skip_space(text, i + 1, end)
+            c = load8(text, i)
+            separated = True
+            if c == CLOSE_LIST:
+                put(control, COMMAS, word(control, COMMAS) + 1)
+        if i >= end:
+            return MORE, position
+        if c == CLOSE_LIST:
+            return END, i + 1
+        if c != OPEN_OBJECT or not separated:
+            return SYNTAX, i
+        if row >= word(control, CAPACITY):
+            return ROWS_FULL, i
+        status, behind = _read_event(text, i + 1, end, row, control)
+        if status == _COMPLETE:
+            phase = word(record, PH)
+            if phase == _S or phase == _T or phase == _F:
+                _drop_side_rows(control, row)
+                put(control, ARROWS, word(control, ARROWS) + 1)
+            elif _commit(control, record, row):
+                row += 1
+                put(control, ROW, row)
+            else:
+                status = LANES_FULL
+        if status != _COMPLETE:
+            _drop_side_rows(control, row)
+            return status, i
+        position = behind
+        separated = False
+
+
+@njit(**COMPILED)
+def _read_event(text, i, end, row, control):  # type: ignore[no-untyped-def]
+    """Gather the event whose ``{`` is before ``i``: (_COMPLETE or why not, offset behind it)."""
+    record = word(control, RECORD_AT)
+    _clear(record)
+    in_args = False
+    need_comma = False
+    while True:
+        i = skip_space(text, i, end)
+        c = load8(text, i)
+        if c == COMMA and need_comma:
+            i = skip_space(text, i + 1, end)
+            c = load8(text, i)
+            need_comma = False
+            if c == CLOSE_OBJECT:
+                put(record, _COMMAS, word(record, _COMMAS) + 1)
+        if c == CLOSE_OBJECT:
+            i += 1
+            if not in_args:
+                return _COMPLETE, i
+            in_args = False
+            need_comma = True
+            continue
+        if c != QUOTE or need_comma:
+            return (SYNTAX if i < end else MORE), i
+        start = i + 1
+        stop, _ = end_of_string(text, start, end)
+        i = skip_space(text, stop + 1, end)
+        if load8(text, i) != COLON:
+            return (SYNTAX if i < end else MORE), i
+        i = skip_space(text, i + 1, end)
+        c = load8(text, i)
+        if c == COMMA or c == CLOSE_OBJECT or c == CLOSE_LIST or c == COLON:
+            return SYNTAX, i
+        need_comma = True
+        if in_args:
+            key = find_key(text, start, stop - start, word(control, ARGUMENTS))
+            i = end_of_value(text, i, end) if key < 0 else _read_argument(text, i, end, key, row, control)
+        else:
+            key = find_key(text, start, stop - start, word(control, TOP))
+            if key == ARGS and c == OPEN_OBJECT:
+                _mark(record, key)
+                in_args = True
+                need_comma = False
+                i += 1
+            else:
+                i = end_of_value(text, i, end) if key < 0 else _read_top(text, i, end, key, record, word(control, POOL))
+        if i < 0:
+            return POOL_FULL, i
+        if i >= end:
+            return MORE, i
+
+
+@njit(**INLINE)
+def _clear(record):  # type: ignore[no-untyped-def]
+    put(record, TS, NULL)
+    put(record, DUR, NULL)
+    put(record, PID, NULL)
+    put(record, TID, NULL)
+    put(record, CORRELATION, NULL)
+    put(record, EXTERNAL_ID, NULL)
+    put(record, STREAM, NULL)
+    put(record, DEVICE, NULL)
+    put(record, NAME, 0)
+    put(record, CAT, 0)
+    put(record, PH, 0)
+    put(record, _SEEN, 0)
+    put(record, _TWICE, 0)
+    put(record, _COMMAS, 0)
+    put(record, _BAD, 0)
+
+
+@njit(**INLINE)
+def _mark(record, n):  # type: ignore[no-untyped-def]
+    """Note that word ``n`` is set, and whether it was before."""
+    seen = word(record, _SEEN)
+    bit = np.int64(1) << n
+    put(record, _TWICE, word(record, _TWICE) | (seen & bit))
+    put(record, _SEEN, seen | bit)
+
+
+@njit(**COMPILED)
+def _read_top(text, i, end, key, record, pool):  # type: ignore[no-untyped-def]
+    """The value of one of TOP_KEYS goes to the record; returns the offset behind it, or _FULL."""
+    _mark(record, key)
+    if key == TS or key == DUR:
+        value, i, valid = number(text, i, end, _THREE_DIGITS)
+        put(record, key, value if valid else NULL)
+        if not valid:
+            put(record, _BAD, word(record, _BAD) + 1)
+    elif key == PH:
+        value, i = _one_letter(text, i, end)
+        put(record, PH, value)
+    elif key == PID or key == TID:
+        value, i = _place(text, i, end, pool)
+        put(record, key, value)
+    elif key == ARGS:  # not an object
+        i = end_of_value(text, i, end)
+    else:
+        value, i = _text_code(text, i, end, pool, _NOT_JSON)
+        put(record, key, value)
+    return i
+
+
+@njit(**COMPILED)
+def _one_letter(text, i, end):  # type: ignore[no-untyped-def]
+    """(the one ASCII character of a string, or 0, offset behind the value)."""
+    letter = np.int64(load8(text, i + 1))
+    behind = end_of_value(text, i, end)
+    if load8(text, i) == QUOTE and behind - i == 3 and letter < 128:
+        return letter, behind
+    return np.int64(0), behind
+
+
+@njit(**COMPILED)
+def _place(text, i, end, pool):  # type: ignore[no-untyped-def]
+    """(pid or tid, offset behind it or _FULL): the number, also of a number in quotes; TEXT_KEY + code of anything else."""
+    value, behind, valid = number(text, i, end, _WHOLE)
+    if valid and value < TEXT_KEY and value > -TEXT_KEY:
+        below = load8(text, i) == MINUS or (load8(text, i) == QUOTE and load8(text, i + 1) == MINUS)
+        if below == (value < 0):  # else an unsigned number of 64 bits
+            return value, behind
+    code, behind = _text_code(text, i, end, pool, _NOT_JSON)
+    return TEXT_KEY + code, behind
 
 
 @njit(**COMPILED)
 def _text_code(text, i, end, pool, as_json):  # type: ignore[no-untyped-def]
-    """Code of the value at ``i`` and the offset behind it: a string's content; the raw text of anything else, and with ``as_json``."""
+    """(code of the value, offset behind it or _FULL): of a string's content; of the raw text of anything else, and with ``as_json``."""
     if load8(text, i) == QUOTE and not as_json:
-        j, escaped = end_of_string(text, i + 1, end)
-        if j >= end:
-            return np.int64(0), end
-        return intern(text, i + 1, j - i - 1, ESCAPED if escaped else PLAIN, pool), j + 1
-    j = end_of_value(text, i, end)
-    if j >= end:
+        start = i + 1
+        stop, escaped = end_of_string(text, start, end)
+        kind = ESCAPED if escaped else PLAIN
+        behind = stop + 1
+    else:
+        start = i
+        stop = end_of_value(text, i, end)
+        kind = RAW
+        behind = stop
+    if stop >= end:
         return np.int64(0), end
-    return intern(text, i, j - i, RAW, pool), j
+    code = intern(text, start, stop - start, kind, pool)
+    return code, (behind if code >= 0 else np.int64(_FULL))
 
 
 @njit(**COMPILED)
-def _lane(pid, tid, lanes, lane_table, counters):  # type: ignore[no-untyped-def]
-    """Number of the lane (pid, tid); -1 when the table of lanes is full."""
-    mask = lane_table.size - 1
+def _read_argument(text, i, end, key, row, control):  # type: ignore[no-untyped-def]
+    """The value of a wanted argument goes to the record or to a side table; returns the offset behind it, or _FULL."""
+    target = word(control, TARGETS) + 32 * key
+    how = word(target, 0)
+    if how == STRING or how == JSON:
+        value, i = _text_code(text, i, end, word(control, POOL), how == JSON)
+        if i < 0:
+            return i
+    else:
+        value, i, valid = number(text, i, end, _SIX_DIGITS if how == MICRO else _WHOLE)
+        if not valid:
+            value = np.int64(NULL)
+    record = word(control, RECORD_AT)
+    table = word(target, 1)
+    if table == RECORD:
+        _mark(record, word(target, 2))
+        put(record, word(target, 2), value)
+    else:
+        cell = word(control, SIDE) + 8 * (word(target, 2) * word(control, CAPACITY) + _side_row(control, table, row))
+        if load_int64(cell, 0) != NULL:
+            put(record, _TWICE, word(record, _TWICE) | (1 << ARGS))
+        store_int64(cell, 0, value)
+    return i
+
+
+@njit(**COMPILED)
+def _side_row(control, table, row):  # type: ignore[no-untyped-def]
+    """The row of a side table that belongs to the event: its last one, or a new one with nothing in it."""
+    capacity = word(control, CAPACITY)
+    used = word(word(control, SIDE_USED), table)
+    rows = word(control, SIDE_ROWS) + 8 * table * capacity
+    if used > 0 and word(rows, used - 1) == row:
+        return used - 1
+    put(rows, used, row)
+    put(word(control, SIDE_USED), table, used + 1)
+    first = word(word(control, SIDE_FIRST), table)
+    for column in range(first, first + word(word(control, SIDE_WIDTH), table)):
+        put(word(control, SIDE), column * capacity + used, NULL)
+    return used
+
+
+@njit(**COMPILED)
+def _drop_side_rows(control, row):  # type: ignore[no-untyped-def]
+    """Take back the side rows of an event that does not become a row."""
+    capacity = word(control, CAPACITY)
+    counts = word(control, SIDE_USED)
+    for table in range(word(control, SIDE_TABLES)):
+        used = word(counts, table)
+        if used > 0 and word(word(control, SIDE_ROWS), table * capacity + used - 1) == row:
+            put(counts, table, used - 1)
+
+
+@njit(**COMPILED)
+def _commit(control, record, row):  # type: ignore[no-untyped-def]
+    """Write the record as a row; False when there is no room for its lane."""
+    lane = find_lane(control, word(record, PID), word(record, TID))
+    if lane < 0:
+        return False
+    capacity = word(control, CAPACITY)
+    wide = word(control, WIDE) + 8 * row
+    store_int64(wide, 8 * capacity * WIDE_TS, word(record, TS))
+    store_int64(wide, 8 * capacity * WIDE_DUR, word(record, DUR))
+    store_int64(wide, 8 * capacity * WIDE_CORRELATION, word(record, CORRELATION))
+    store_int64(wide, 8 * capacity * WIDE_EXTERNAL_ID, word(record, EXTERNAL_ID))
+    narrow = word(control, NARROW) + 4 * row
+    store32(narrow, 4 * capacity * NARROW_NAME, np.int32(word(record, NAME)))
+    store32(narrow, 4 * capacity * NARROW_LANE, np.int32(lane))
+    store32(narrow, 4 * capacity * NARROW_STREAM, _narrowed(word(record, STREAM)))
+    store32(narrow, 4 * capacity * NARROW_DEVICE, _narrowed(word(record, DEVICE)))
+    twice = word(record, _TWICE)
+    small = word(control, SMALL) + row
+    store8(small, capacity * SMALL_CATEGORY, np.uint8(_category(control, record)))
+    store8(small, capacity * SMALL_PHASE, np.uint8(word(record, PH) + (TWICE_BIT if twice & (1 << STREAM) else 0)))
+    put(control, COMMAS, word(control, COMMAS) + word(record, _COMMAS))
+    put(control, DUPLICATES, word(control, DUPLICATES) + (1 if twice else 0))
+    put(control, BAD_TIMES, word(control, BAD_TIMES) + word(record, _BAD))
+    return True
+
+
+@njit(**INLINE)
+def _narrowed(value):  # type: ignore[no-untyped-def]
+    return np.int32(value) if value > -(1 << 31) and value < (1 << 31) else np.int32(NULL32)
+
+
+@njit(**INLINE)
+def _category(control, record):  # type: ignore[no-untyped-def]
+    code = word(record, CAT)
+    if word(record, PH) == _M:
+        return np.int64(_METADATA)
+    if word(record, NAME) == _MEMORY_NAME:
+        return np.int64(_MEMORY)
+    return word(word(control, CATEGORIES), code) if code < _CATEGORIES_KNOWN else np.int64(_OTHER)
+
+
+@njit(**COMPILED)
+def find_lane(control, pid, tid):  # type: ignore[no-untyped-def]
+    """Number of the lane (pid, tid), new or known; -1 when there is no room for another. Events mostly are on the lane of the last one."""
+    keys = word(control, LANE_KEYS)
+    count = word(control, LANES)
+    lane = word(control, LAST_LANE)
+    if lane < count and word(keys, 2 * lane) == pid and word(keys, 2 * lane + 1) == tid:
+        return lane
+    mask = word(control, LANE_MASK)
     mixed = np.uint64(pid) * np.uint64(0x9E3779B97F4A7C15) ^ np.uint64(tid) * np.uint64(0xC2B2AE3D27D4EB4F)
     place = np.int64(mixed >> np.uint64(40)) & mask
     while True:
-        lane = lane_table[place]
+        lane = np.int64(load32(word(control, LANE_TABLE), 4 * place))
         if lane < 0:
             break
-        if lanes[0, lane] == pid and lanes[1, lane] == tid:
-            return np.int64(lane)
+        if word(keys, 2 * lane) == pid and word(keys, 2 * lane + 1) == tid:
+            put(control, LAST_LANE, lane)
+            return lane
         place = (place + 1) & mask
-    lane = counters[LANES]
-    if lane >= lanes.shape[1] or 2 * lane >= lane_table.size:
+    if count >= word(control, LANE_CAPACITY):
         return np.int64(-1)
-    lanes[0, lane] = pid
-    lanes[1, lane] = tid
-    lane_table[place] = lane
-    counters[LANES] = lane + 1
-    return np.int64(lane)
+    put(keys, 2 * count, pid)
+    put(keys, 2 * count + 1, tid)
+    store32(word(control, LANE_TABLE), 4 * place, np.int32(count))
+    put(control, LANES, count + 1)
+    put(control, LAST_LANE, count)
+    return count
 
 
 @njit(**COMPILED)
-def scan_events(  # type: ignore[no-untyped-def]
-    buffer,
-    position,
-    end,
-    top_keys,
-    argument_keys,
-    target,
-    first,
-    width,
-    wide,
-    narrow,
-    side,
-    side_rows,
-    side_used,
-    lanes,
-    lane_table,
-    counters,
-    table,
-    hashes,
-    entries,
-    arena,
-    used,
-    category_of_code,
-):
-    """Read complete events of ``buffer[position:end]`` into the output arrays; returns (why it stopped, where).
-
-    ``wide`` int64 [4, capacity], ``narrow`` int32 [5, capacity], ``side`` int64 [side columns, capacity], ``side_rows`` int64 [side tables,
-    capacity]: the row of each side row. An event that is not complete, or that did not fit, has left nothing behind.
-    """
-    text = buffer.ctypes.data
-    top = top_keys.ctypes.data
-    arguments = argument_keys.ctypes.data
-    pool = addresses(table, hashes, entries, arena, used)
-    capacity = wide.shape[1]
-    tables = side_used.size
-    current = np.empty(tables, np.int64)
-    row = counters[ROW]
-    lane = np.int64(-1)
-    separated = True  # the caller starts at an event
-    while True:
-        i = skip_space(text, position, end)
-        if i >= end:
-            counters[ROW] = row
-            return MORE, i
-        c = load8(text, i)
-        if c == COMMA:
-            i = skip_space(text, i + 1, end)
-            if i >= end:
-                counters[ROW] = row
-                return MORE, position
-            c = load8(text, i)
-            separated = True
-            if c == CLOSE_LIST:
-                counters[COMMAS] += 1
-        if c == CLOSE_LIST:
-            counters[ROW] = row
-            return END, i + 1
-        if c != OPEN_OBJECT or not separated:
-            counters[ROW] = row
-            return SYNTAX, i
-        if row >= capacity:
-            counters[ROW] = row
-            return ROWS_FULL, i
-        begin = i
-        for k in range(4):
-            wide[k, row] = NULL
-        narrow[NAME, row] = 0
-        narrow[STREAM, row] = NULL32
-        narrow[DEVICE, row] = NULL32
-        for k in range(tables):
-            current[k] = -1
-        phase = np.int64(0)
-        category_code = np.int64(0)
-        pid = np.int64(NO_LANE_KEY)
-        tid = np.int64(NO_LANE_KEY)
-        commas = 0
-        bad_numbers = 0
-        duplicate = False
-        seen = 0  # bits of the top-level keys
-        in_args = False
-        need_comma = False
-        status = -1
-        i += 1
-        while True:
-            i = skip_space(text, i, end)
-            if i >= end:
-                status = MORE
-                break
-            c = load8(text, i)
-            if c == COMMA and need_comma:
-                i = skip_space(text, i + 1, end)
-                if i >= end:
-                    status = MORE
-                    break
-                c = load8(text, i)
-                need_comma = False
-                if c == CLOSE_OBJECT:
-                    commas += 1
-            if c == CLOSE_OBJECT:
-                i += 1
-                if in_args:
-                    in_args = False
-                    need_comma = True
-                    continue
-                break
-            if c != QUOTE or need_comma:
-                status = SYNTAX
-                break
-            start = i + 1
-            stop, _ = end_of_string(text, start, end)
-            if stop >= end:
-                status = MORE
-                break
-            i = skip_space(text, stop + 1, end)
-            if i >= end:
-                status = MORE
-                break
-            if load8(text, i) != COLON:
-                status = SYNTAX
-                break
-            i = skip_space(text, i + 1, end)
-            if i >= end:
-                status = MORE
-                break
-            c = load8(text, i)
-            if c == COMMA or c == CLOSE_OBJECT or c == CLOSE_LIST or c == COLON:
-                status = SYNTAX
-                break
-            need_comma = True
-            if not in_args:
-                key = key_number(text, start, stop - start, top)
-                if key < 0:
-                    i = end_of_value(text, i, end)
-                else:
-                    if seen >> key & 1:
-                        duplicate = True
-                    seen |= 1 << key
-                    if key == TS_KEY or key == DUR_KEY:
-                        value, i, valid = number(text, i, end, 3)
-                        wide[TS if key == TS_KEY else DUR, row] = value if valid else NULL
-                        bad_numbers += 1 - valid
-                    elif key == ARGS:
-                        if c == OPEN_OBJECT:
-                            in_args = True
-                            need_comma = False
-                            i += 1
-                        else:
-                            i = end_of_value(text, i, end)
-                    elif key == PH:
-                        j = end_of_value(text, i, end)
-                        phase = np.int64(load8(text, i + 1)) if c == QUOTE and j - i == 3 else np.int64(0)
-                        i = j
-                    elif key == PID or key == TID:
-                        value, j, valid = number(text, i, end, 0)
-                        if not valid:
-                            code, j = _text_code(text, i, end, pool, False)
-                            if code < 0:
-                                status = POOL_FULL
-                                break
-                            value = np.int64(STRING_KEY) + code
-                        i = j
-                        if key == PID:
-                            pid = value
-                        else:
-                            tid = value
-                    else:
-                        code, i = _text_code(text, i, end, pool, False)
-                        if code < 0:
-                            status = POOL_FULL
-                            break
-                        if key == NAME_KEY:
-                            narrow[NAME, row] = code
-                        else:
-                            category_code = code
-            else:
-                key = key_number(text, start, stop - start, arguments)
-                if key < 0:
-                    i = end_of_value(text, i, end)
-                else:
-                    what = target[0, key]
-                    column = target[2, key]
-                    if what == STRING or what == JSON:
-                        value, i = _text_code(text, i, end, pool, what == JSON)
-                        if value < 0:
-                            status = POOL_FULL
-                            break
-                    else:
-                        value, i, valid = number(text, i, end, 6 if what == MICRO else 0)
-                        if not valid:
-                            value = np.int64(NULL)
-                    if what == WIDE:
-                        if wide[column, row] != NULL:
-                            duplicate = True
-                        wide[column, row] = value
-                    elif what == NARROW:
-                        if narrow[column, row] != NULL32:
-                            duplicate = True
-                        fits = value > -(1 << 31) and value < (1 << 31)
-                        narrow[column, row] = np.int32(value) if fits else NULL32
-                    else:
-                        number_ = target[1, key]
-                        at = current[number_]
-                        if at < 0:
-                            at = side_used[number_]
-                            current[number_] = at
-                            side_used[number_] = at + 1
-                            side_rows[number_, at] = row
-                            for k in range(first[number_], first[number_] + width[number_]):
-                                side[k, at] = NULL
-                        elif side[column, at] != NULL:
-                            duplicate = True
-                        side[column, at] = value
-            if i >= end:
-                status = MORE
-                break
-        if status < 0:
-            if lane < 0 or lanes[0, lane] != pid or lanes[1, lane] != tid:
-                lane = _lane(pid, tid, lanes, lane_table, counters)
-            if lane < 0:
-                status = ROWS_FULL
-        is_arrow = phase == 115 or phase == 116 or phase == 102  # s, t, f
-        if status >= 0 or is_arrow:
-            for k in range(tables):
-                if current[k] >= 0:
-                    side_used[k] -= 1
-        if status >= 0:
-            counters[ROW] = row
-            return status, begin
-        position = i
-        separated = False
-        counters[COMMAS] += commas
-        if is_arrow:
-            counters[ARROWS] += 1
-            continue
-        category = category_of_code[category_code] if category_code < category_of_code.size else 0
-        if phase == 77:  # M
-            category = 11
-        elif narrow[NAME, row] == MEMORY_NAME:
-            category = 9
-        narrow[LANE, row] = lane
-        narrow[KIND, row] = category + 256 * phase + (FLAG_DUPLICATE if duplicate else 0)
-        counters[DUPLICATES] += 1 if duplicate else 0
-        counters[BAD_NUMBERS] += bad_numbers
-        row += 1
+def rehash_lanes(control):  # type: ignore[no-untyped-def]
+    """Enter the lanes that there are into a new, empty table."""
+    count = word(control, LANES)
+    keys = word(control, LANE_KEYS)
+    put(control, LANES, 0)
+    put(control, LAST_LANE, 0)
+    for lane in range(count):
+        find_lane(control, word(keys, 2 * lane), word(keys, 2 * lane + 1))
 
 
 @njit(**COMPILED)
-def find_events(buffer, start, end):  # type: ignore[no-untyped-def]
+def find_events(text, start, end):  # type: ignore[no-untyped-def]
     """Offset behind the ``[`` of the top level's traceEvents, or of a top-level list; -1: not yet, -2: not this way."""
-    text = buffer.ctypes.data
     i = skip_space(text, start, end)
     if i >= end:
         return -1
@@ -367,24 +439,16 @@ def find_events(buffer, start, end):  # type: ignore[no-untyped-def]
     i += 1
     while True:
         i = skip_space(text, i, end)
-        if i < end and load8(text, i) == COMMA:
+        if load8(text, i) == COMMA:
             i = skip_space(text, i + 1, end)
-        if i >= end:
-            return -1
         if load8(text, i) != QUOTE:
-            return -2
+            return -1 if i >= end else -2
         begin = i + 1
         stop, _ = end_of_string(text, begin, end)
-        if stop >= end:
-            return -1
         i = skip_space(text, stop + 1, end)
-        if i >= end:
-            return -1
         if load8(text, i) != COLON:
-            return -2
+            return -1 if i >= end else -2
         i = skip_space(text, i + 1, end)
-        if i >= end:
-            return -1
         if load8(text, i) == OPEN_LIST and stop - begin == 11 and _is_trace_events(text, begin):
             return i + 1
         i = end_of_value(text, i, end)
@@ -400,10 +464,6 @@ def _is_trace_events(text, i):  # type: ignore[no-untyped-def]
     return same
 
 
-@njit(**COMPILED)
-def rehash_lanes(lanes, lane_table, count):  # type: ignore[no-untyped-def]
-    """Put the first ``count`` lanes into an empty, larger table."""
-    scratch = np.zeros(COUNTERS, np.int64)
-    for lane in range(count):
-        scratch[LANES] = lane
-        _lane(lanes[0, lane], lanes[1, lane], lanes, lane_table, scratch)
+def control_block() -> Any:
+    """A new control block, all zeros."""
+    return np.zeros(CONTROL_WORDS, np.int64)

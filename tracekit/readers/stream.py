@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from tracekit.readers import keys, scan
+from tracekit.readers import scan
 from tracekit.readers.compressed import BOM, TextStream
+from tracekit.readers.entry import entries
 from tracekit.readers.lex import PAD
-from tracekit.readers.worker import Block, Piece, Worker
+from tracekit.readers.worker import COUNTS, Block, Piece, Worker
 
 CHUNK = 4 << 20
 #: An event, or a head before the first event, that is longer than this is not read.
@@ -44,7 +45,7 @@ class Outcome:
     bytes_read: int = 0
     too_long: bool = False
     repairs: Counter[str] = field(default_factory=Counter)
-    counts: Any = field(default_factory=lambda: np.zeros(keys.COUNTERS, np.int64))
+    counts: Any = field(default_factory=lambda: np.zeros(COUNTS.stop - COUNTS.start, np.int64))
 
 
 @dataclass
@@ -177,7 +178,7 @@ class EventStream:
         used = self._fill(memoryview(buffer)[:size])
         start = 3 if bytes(buffer[:3]) == BOM else 0
         while True:
-            at = int(scan.find_events(buffer, start, used))
+            at = int(entries().find_events(buffer.ctypes.data, start, used))
             if at >= 0 or at == -2 or self._ended or size > LONGEST:
                 break
             larger: Any = np.zeros(2 * size + PAD, np.uint8)

@@ -8,21 +8,26 @@ from typing import Any
 
 import numpy as np
 
-from tracekit.readers import keys, scan, tolerant
+from tracekit.readers import scan, tolerant
+from tracekit.readers.entry import entries
+from tracekit.readers.keys import Spec
 from tracekit.readers.lex import PAD
 from tracekit.readers.pool import Pool
-from tracekit.trace.events import Int32Array, Int64Array
+from tracekit.trace.events import Int32Array, Int64Array, UInt8Array
 
 #: Room that the pool is given when it is full: the longest string of a buffer fits.
 _LEAST_ROOM = 1 << 20
+#: What a pass counts: ARROWS, COMMAS, DUPLICATES, BAD_TIMES, as words of the control block and, without COUNTS.start, of ``Piece.counts``.
+COUNTS = slice(scan.ARROWS, scan.BAD_TIMES + 1)
 
 
 @dataclass(frozen=True)
 class Block:
-    """Rows of one piece of text, with the worker's own codes: ``wide``, ``narrow`` and for each side table (rows, columns)."""
+    """Rows of one piece of text, with the worker's own codes: the columns of scan.py, and for each side table (rows, columns)."""
 
     wide: list[Int64Array]
     narrow: list[Int32Array]
+    small: list[UInt8Array]
     side: list[tuple[Int64Array, Int64Array]]
 
     def __len__(self) -> int:
@@ -37,94 +42,88 @@ class Piece:
     stopped: int = scan.MORE
     position: int = 0
     repairs: Counter[str] = field(default_factory=Counter)
-    counts: Int64Array = field(default_factory=lambda: np.zeros(keys.COUNTERS, np.int64))
+    counts: Int64Array = field(default_factory=lambda: np.zeros(COUNTS.stop - COUNTS.start, np.int64))
 
 
 class Worker:
     """Parses buffers one after the other."""
 
-    def __init__(self, spec: keys.Spec, buffer_bytes: int) -> None:
+    def __init__(self, spec: Spec, buffer_bytes: int) -> None:
         self._spec = spec
-        self._capacity = max(1024, buffer_bytes // 96)
-        capacity = self._capacity
+        self._code = entries()
+        capacity = max(1024, buffer_bytes // 96)
+        tables = len(spec.first)
         self._wide = np.empty((4, capacity), np.int64)
-        self._narrow = np.empty((5, capacity), np.int32)
-        self._side = np.empty((spec.side_columns, capacity), np.int64)
-        self._side_rows = np.empty((len(spec.side_tables), capacity), np.int64)
-        self._side_used = np.zeros(len(spec.side_tables), np.int64)
-        self._counters = np.zeros(keys.COUNTERS, np.int64)
-        self._category = keys.category_table()
-        self.pool = Pool(keys.KNOWN)
-        self.lanes = np.zeros((2, 1024), np.int64)
-        self._lane_table = np.full(4096, -1, np.int32)
+        self._narrow = np.empty((4, capacity), np.int32)
+        self._small = np.empty((2, capacity), np.uint8)
+        self._side = np.empty((spec.columns, capacity), np.int64)
+        self._side_rows = np.empty((tables, capacity), np.int64)
+        self._side_used = np.zeros(tables, np.int64)
+        self._record = np.zeros(scan.RECORD_WORDS, np.int64)
+        self._first, self._width = np.array(spec.first, np.int64), np.array(spec.width, np.int64)
+        self._control = np.zeros(scan.CONTROL_WORDS, np.int64)
+        self.pool = Pool(scan.KNOWN, self._code.intern, self._code.rehash)
+        for number, array in (
+            (scan.TOP, spec.top),
+            (scan.ARGUMENTS, spec.arguments),
+            (scan.TARGETS, spec.targets),
+            (scan.POOL, self.pool.control),
+            (scan.RECORD_AT, self._record),
+            (scan.CATEGORIES, scan.CATEGORY_OF_CODE),
+            (scan.WIDE, self._wide),
+            (scan.NARROW, self._narrow),
+            (scan.SMALL, self._small),
+            (scan.SIDE, self._side),
+            (scan.SIDE_ROWS, self._side_rows),
+            (scan.SIDE_USED, self._side_used),
+            (scan.SIDE_FIRST, self._first),
+            (scan.SIDE_WIDTH, self._width),
+        ):
+            self._control[number] = array.ctypes.data
+        self._control[[scan.CAPACITY, scan.SIDE_TABLES]] = capacity, tables
+        self.lanes = np.zeros((0, 2), np.int64)
+        self._room_for_lanes(1024)
 
     @property
     def lane_count(self) -> int:
         """Lanes seen so far."""
-        return int(self._counters[keys.LANES])
+        return int(self._control[scan.LANES])
 
     def parse(self, buffer: Any, position: int, end: int) -> Piece:
         """Read ``buffer[position:end]`` (padded) until it ends, the list ends, or something is no JSON."""
         piece = Piece(position=position)
-        lanes = self._counters[keys.LANES]
-        self._counters[:] = 0
-        self._counters[keys.LANES] = lanes
+        text, control = int(buffer.ctypes.data), int(self._control.ctypes.data)
+        self._control[COUNTS] = 0
         while True:
-            self._counters[keys.ROW] = 0
+            self._control[scan.ROW] = 0
             self._side_used[:] = 0
-            piece.stopped, piece.position = self._scan(buffer, piece.position, end)
-            if self._counters[keys.ROW]:
-                piece.blocks.append(self._block(int(self._counters[keys.ROW])))
+            piece.stopped, piece.position = self._code.scan_events(text, piece.position, end, control)
+            rows = int(self._control[scan.ROW])
+            if rows:
+                piece.blocks.append(self._block(rows))
             if piece.stopped == scan.POOL_FULL:
                 self.pool.grow(max(_LEAST_ROOM, end - piece.position))
-            elif piece.stopped == scan.ROWS_FULL:
-                self._grow_lanes()
-            else:
-                piece.counts[:] = self._counters
+            elif piece.stopped == scan.LANES_FULL:
+                self._room_for_lanes(2 * len(self.lanes))
+            elif piece.stopped != scan.ROWS_FULL:
+                piece.counts[:] = self._control[COUNTS]
                 return piece
 
-    def _scan(self, buffer: Any, position: int, end: int) -> tuple[int, int]:
-        spec = self._spec
-        stopped, at = scan.scan_events(
-            buffer,
-            position,
-            end,
-            spec.top,
-            spec.arguments,
-            spec.target,
-            spec.first,
-            spec.width,
-            self._wide,
-            self._narrow,
-            self._side,
-            self._side_rows,
-            self._side_used,
-            self.lanes,
-            self._lane_table,
-            self._counters,
-            *self.pool.arrays,
-            self._category,
-        )
-        return int(stopped), int(at)
-
     def _block(self, rows: int) -> Block:
-        spec = self._spec
         side = []
-        for number, first in enumerate(spec.side_first):
-            used = int(self._side_used[number])
-            last = first + spec.side_width[number]
-            side.append((self._side_rows[number, :used].copy(), self._side[first:last, :used].copy()))
-        return Block([c[:rows].copy() for c in self._wide], [c[:rows].copy() for c in self._narrow], side)
+        for table, (first, width) in enumerate(zip(self._spec.first, self._spec.width, strict=True)):
+            used = int(self._side_used[table])
+            side.append((self._side_rows[table, :used].copy(), self._side[first : first + width, :used].copy()))
+        return Block(_head(self._wide, rows), _head(self._narrow, rows), _head(self._small, rows), side)
 
-    def _grow_lanes(self) -> None:
-        """More room for lanes when half of it is taken."""
-        if 2 * self.lane_count < self.lanes.shape[1]:
-            return
-        lanes = np.zeros((2, 2 * self.lanes.shape[1]), np.int64)
-        lanes[:, : self.lanes.shape[1]] = self.lanes
+    def _room_for_lanes(self, capacity: int) -> None:
+        lanes = np.zeros((capacity, 2), np.int64)
+        lanes[: self.lane_count] = self.lanes[: self.lane_count]
         self.lanes = lanes
-        self._lane_table = np.full(4 * lanes.shape[1], -1, np.int32)
-        scan.rehash_lanes(self.lanes, self._lane_table, self.lane_count)
+        self._lane_table = np.full(4 * capacity, -1, np.int32)
+        self._control[[scan.LANE_KEYS, scan.LANE_TABLE]] = lanes.ctypes.data, self._lane_table.ctypes.data
+        self._control[[scan.LANE_MASK, scan.LANE_CAPACITY]] = len(self._lane_table) - 1, capacity
+        self._code.rehash_lanes(int(self._control.ctypes.data))
 
     def parse_tolerant(self, data: bytes, final: bool) -> Piece:
         """Like ``parse``, but events that are no JSON are repaired or skipped, one by one. ``final``: the file ends with ``data``.
@@ -156,6 +155,10 @@ class Worker:
                 break
         whole.position = position
         return whole
+
+
+def _head(columns: Any, rows: int) -> list[Any]:
+    return [column[:rows].copy() for column in columns]
 
 
 def _add(whole: Piece, part: Piece) -> None:

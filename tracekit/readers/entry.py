@@ -1,0 +1,87 @@
+"""The compiled functions that Python calls, and the machine code of them kept on disk.
+
+numba keeps machine code beside the source, in ``__pycache__``, or else in the user's cache folder. It recompiles when the file of the
+function itself changed, but not for the files of what it calls: so a digest of all compiled sources is part of what is compiled here.
+Where no folder can be written to, everything is compiled again in every process, and ``Compiled.problem`` says so.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from numba import njit
+
+from tracekit.compiled import KEPT
+from tracekit.readers import keys, lex, numbers, pool, scan
+from tracekit.readers.lex import COMPILED
+
+_SLOW_START = "the compiled reader cannot be kept on disk, so every run compiles it anew: set NUMBA_CACHE_DIR to a writable folder"
+
+
+class Compiled(NamedTuple):
+    """Entry points. Texts, pools and control blocks are addresses. ``problem``: a sentence when nothing could be kept on disk, else ''."""
+
+    scan_events: Callable[[int, int, int, int], tuple[int, int]]
+    find_events: Callable[[int, int, int], int]
+    intern: Callable[[int, int, int, int, int], int]
+    rehash: Callable[[int], None]
+    rehash_lanes: Callable[[int], None]
+    problem: str = ""
+
+
+@functools.cache
+def entries() -> Compiled:
+    """The entry points, out of the cache or compiled now (some seconds)."""
+    digest = _digest()
+    try:
+        if KEPT:
+            return _entries(digest, cache=True)
+    except (OSError, EOFError, pickle.UnpicklingError):  # a full disk, a damaged cache
+        pass
+    return _entries(digest, cache=False)._replace(problem=_SLOW_START)
+
+
+def _digest() -> int:
+    """Of the sources; 0 where they are not at hand (then numba has no file to keep its code by either)."""
+    digest = hashlib.sha256()
+    for module in (lex, numbers, pool, keys, scan):
+        try:
+            digest.update(Path(str(module.__file__)).read_bytes())
+        except OSError:
+            return 0
+    return int.from_bytes(digest.digest()[:7], "little")
+
+
+def _entries(digest: int, cache: bool) -> Compiled:
+    """Functions of their own, so that they enclose the digest: numba compares what a function encloses before it takes its cached code."""
+    n = "int64"
+    options = {**COMPILED, "cache": cache}
+
+    @njit(f"UniTuple({n}, 2)({n}, {n}, {n}, {n})", **options)
+    def scan_events(text, position, end, control):  # type: ignore[no-untyped-def]
+        return (digest, digest) if end < 0 else scan.scan_events(text, position, end, control)
+
+    @njit(f"{n}({n}, {n}, {n})", **options)
+    def find_events(text, start, end):  # type: ignore[no-untyped-def]
+        return digest if end < 0 else scan.find_events(text, start, end)
+
+    @njit(f"{n}({n}, {n}, {n}, {n}, {n})", **options)
+    def intern(text, start, length, kind, block):  # type: ignore[no-untyped-def]
+        return digest if length < 0 else pool.intern(text, start, length, kind, block)
+
+    @njit(f"{n}({n})", **options)
+    def rehash(block):  # type: ignore[no-untyped-def]
+        pool.rehash(block)
+        return digest
+
+    @njit(f"{n}({n})", **options)
+    def rehash_lanes(control):  # type: ignore[no-untyped-def]
+        scan.rehash_lanes(control)
+        return digest
+
+    return Compiled(scan_events, find_events, intern, rehash, rehash_lanes)
