@@ -33,6 +33,8 @@ def test_every_group_is_listed_with_what_its_ranks_did() -> None:
         "operations": 2,
         "sent_bytes": 2 * 4000,  # ring: 2 (2-1)/2 of 4000 bytes, on two ranks
         "operations_of_unknown_size": 0,
+        "step_operations": 2,
+        "step_sent_bytes": 8000,
         "busy_us": 200.0,
         "exposed_us": 100.0,  # 200-250 on each rank
     }

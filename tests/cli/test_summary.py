@@ -14,7 +14,7 @@ AXES = {
     "exposed_by_axis": [
         {"rank": rank, "step": step, "axis": "tp", "exposed_us": 200.0, "busy_us": 500.0} for rank in (0, 1) for step in (10, 11)
     ],
-    "process_groups": [{"axis": "tp", "size": 2, "operations": 12, "sent_bytes": 4_000_000}],
+    "process_groups": [{"axis": "tp", "size": 2, "step_operations": 12, "step_sent_bytes": 4_000_000}],
     "collectives": [
         {"axis": "tp", "full_bytes": 1000, "busbw_gb_s": 1.0},
         {"axis": "tp", "full_bytes": 9000, "busbw_gb_s": 402.7},

@@ -217,3 +217,20 @@ def test_processes_give_what_threads_give(tmp_path, monkeypatch):
     assert seen[-1][0] == seen[-1][1] > 0
     left, right = (analyses.run(job)["breakdown"].json() for job in (one, many))
     assert left == right
+
+
+def test_ranks_left_out_by_request_are_not_missing(tmp_path):
+    for rank in range(3):
+        write(tmp_path, rank, world=4)
+    assert load(tmp_path, ranks=frozenset({0, 1})).missing_ranks == []
+    job = load(tmp_path, ranks=frozenset({0, 3}))
+    assert job.missing_ranks == [3]
+    assert any("1 of the 2 chosen ranks" in n for n in job.notes)
+
+
+def test_ranks_without_a_common_step_are_named(tmp_path):
+    write(tmp_path, 0, step=3)
+    write(tmp_path, 1, step=30)
+    job = load(tmp_path)
+    assert job.steps == []
+    assert any("no step was recorded by every rank (rank 0: 3; rank 1: 30)" in n for n in job.notes)

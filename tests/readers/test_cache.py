@@ -32,7 +32,7 @@ def example() -> RankTables:
     trace.add("user_annotation", "odd", 5, 1, tid="stream <b>", pid="Spans")
     tables = tables_from_document(trace.document())
     tables.coverage.note("a comma too many", "repaired")
-    tables.coverage.file = "rank0.json"
+    tables.coverage.file = SOURCE.url
     return tables
 
 
@@ -65,7 +65,7 @@ def test_what_was_stored_is_loaded(tmp_path: Path) -> None:
 
 def test_a_trace_without_events(tmp_path: Path) -> None:
     tables = tables_from_document({"traceEvents": []})
-    tables.coverage.file = "rank0.json"
+    tables.coverage.file = SOURCE.url
     store(SOURCE, tables, tmp_path)
     loaded = load(SOURCE, tmp_path)
     assert loaded is not None
@@ -85,7 +85,7 @@ def test_whatever_the_tables_hold(tmp_path_factory: pytest.TempPathFactory, stri
     tables = dataclasses.replace(
         tables, ts=np.array(numbers, np.int64), strings=["", *strings], metadata=metadata, lanes=[Lane(lane[0], lane[1], lane[1])]
     )
-    tables.coverage.file = "rank0.json"
+    tables.coverage.file = SOURCE.url
     assert store(SOURCE, tables, folder) is None
     loaded = load(SOURCE, folder)
     assert loaded is not None
@@ -101,11 +101,11 @@ def test_columns_that_are_views_of_others(tmp_path: Path) -> None:
     assert np.array_equal(loaded.ts, tables.ts)
 
 
-def test_the_name_is_that_of_today(tmp_path: Path) -> None:
+def test_coverage_names_the_file_as_the_reader_does(tmp_path: Path) -> None:
     store(SOURCE, example(), tmp_path)
     loaded = load(dataclasses.replace(SOURCE, name="job/rank0.json"), tmp_path)
     assert loaded is not None
-    assert loaded.coverage.file == "job/rank0.json"
+    assert loaded.coverage.file == SOURCE.url
 
 
 @pytest.mark.parametrize("change", [{"size": 1235}, {"mtime": 1_700_000_000_123_456_790}, {"url": "/data/rank1.json"}])

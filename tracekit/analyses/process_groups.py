@@ -22,6 +22,7 @@ from tracekit.findings import Chart, Finding, Heatmap, Section, Table
 from tracekit.job.model import Job
 from tracekit.mesh.process_groups import ProcessGroup, short_ranks
 from tracekit.trace import intervals
+from tracekit.trace.events import Int64Array
 from tracekit.units import NULL
 
 ORDER = 30
@@ -33,6 +34,8 @@ PROCESS_GROUPS = table(
     ("ranks_seen", "int64", "", "ranks on which it communicates"),
     ("sent_bytes", "int64", "bytes", "sum over the operations of known size; NULL where none is known"),
     ("unknown_bytes", "int64", "", "operations whose size is not known"),
+    ("step_operations", "int64", "", "operations that start inside a step (all of them where the traces mark no steps)"),
+    ("step_sent_bytes", "int64", "bytes", "what those of known size send; NULL where none is known"),
     ("busy_ns", "int64", "ns", "union per rank, summed over ranks"),
     ("exposed_ns", "int64", "ns", "of it not covered by compute; NULL where it was not measured"),
 )
@@ -87,6 +90,8 @@ class GroupUse:
                     "operations": int(use["operations"]),
                     "sent_bytes": known(use["sent_bytes"]),
                     "operations_of_unknown_size": int(use["unknown_bytes"]),
+                    "step_operations": int(use["step_operations"]),
+                    "step_sent_bytes": known(use["step_sent_bytes"]),
                     "busy_us": us(use["busy_ns"]),
                     "exposed_us": us(use["exposed_ns"]),
                 }
@@ -129,6 +134,20 @@ class GroupUse:
         return Table("Groups", frame, headings, missing=missing)
 
 
+def _inside_steps(job: Job, size: int) -> dict[str, Int64Array]:
+    """Operations of each group that start inside a step, and the bytes that they send."""
+    part = job.operations[job.operations["group"] >= 0]
+    if (job.operations["step_number"] != NULL).any():
+        part = part[part["step_number"] != NULL]
+    group, sent = part["group"].to_numpy().astype(np.int64), part["sent_bytes"].to_numpy()
+    count = np.bincount(group, minlength=size)
+    recorded = sent != NULL
+    sums = np.zeros(size, np.int64)
+    np.add.at(sums, group[recorded], sent[recorded])
+    unknown = (np.bincount(group[recorded], minlength=size) == 0) & (count > 0)
+    return {"step_operations": count.astype(np.int64), "step_sent_bytes": np.where(unknown, NULL, sums)}
+
+
 def analyze(job: Job) -> GroupUse:
     """Count and measure the communication of every process group."""
     operations = job.operations
@@ -150,6 +169,7 @@ def analyze(job: Job) -> GroupUse:
             "ranks_seen": np.bincount(pairs[0], minlength=size),
             "sent_bytes": np.where((of_known > 0) | (count == 0), sums, NULL),
             "unknown_bytes": count - of_known,
+            **_inside_steps(job, size),
             "busy_ns": busy,
             "exposed_ns": exposed,
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tracekit.cli.common import OutputFile, job_options, load_options, voice_options
-from tracekit.errors import PartialInputError
+from tracekit.errors import PartialInputError, UsageError
 
 if TYPE_CHECKING:
     from tracekit.findings import Result
@@ -64,7 +65,10 @@ def command(
         raise click.UsageError("--operations adds to the JSON; say where it goes with --json FILE")
     options = load_options(given)
     report = None if no_report else output or OutputFile().convert(DEFAULT_REPORT, None, None)
+    if report is not None and json_file is not None and os.path.realpath(report) == os.path.realpath(json_file):
+        raise click.UsageError(f"the report and the JSON cannot both be written to {report!r}")
     job, results = _analyzed(paths, options, quiet, clock)
+    _refuse_to_replace_input(job, report, json_file)
     document = _written(job, results, report, json_file, operations)
     clock.lap("written")
     if not quiet:
@@ -91,6 +95,14 @@ def _analyzed(paths: tuple[str, ...], options: LoadOptions, quiet: bool, clock: 
         prune(options.cache)
     clock.lap("analyzed")
     return job, results
+
+
+def _refuse_to_replace_input(job: Job, *outputs: str | None) -> None:
+    """A trace is never overwritten by what is said about it."""
+    inputs = {os.path.realpath(entry.file) for entry in job.coverage}
+    for output in outputs:
+        if output is not None and output != "-" and os.path.realpath(output) in inputs:
+            raise UsageError(f"{output} is one of the traces", "write the result somewhere else")
 
 
 def _written(job: Job, results: Mapping[str, Result], report: str | None, json_file: str | None, operations: bool) -> dict[str, Any]:

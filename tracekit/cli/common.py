@@ -79,6 +79,8 @@ class OutputFile(ParamType):
         path = str(value)
         if path == "-" and self.dash:
             return path
+        if path == "-":
+            self.fail("a report cannot go to standard output; name a file", param, ctx)
         folder = Path(path).parent
         if not path or Path(path).is_dir():
             self.fail(f"{path!r} is a folder; name a file", param, ctx)

@@ -45,6 +45,12 @@ class Tracekit(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """``--debug`` may stand anywhere."""
+        if "--debug" in args:
+            args = ["--debug", *(arg for arg in args if arg != "--debug")]
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> object:
         """Run the command; what goes wrong ends in one line and an exit code."""
         return guarded(lambda: super(Tracekit, self).invoke(ctx), debug=bool(ctx.params.get("debug")))

@@ -25,7 +25,7 @@ from tracekit.report.tables import table_data
 from tracekit.report.text import visible
 
 MOST_PROBLEMS, MOST_FINDINGS, MOST_RANKS, WORST_RANKS = 10, 8, 16, 3
-_NARROW, _LONGEST_NAME = 76, 48
+_NARROW, _LONGEST_NAME = 90, 48
 _COLUMNS = (
     ("step_us", "step", True),
     ("compute_us", "compute", True),
@@ -73,7 +73,7 @@ def _headline(out: Console, document: Mapping[str, Any]) -> None:
     parts = [f"{facts['Ranks'].value} ranks" if facts["Ranks"].value != "1" else "1 rank"]
     parts += [f"mesh {facts['Mesh'].value}"] if document["job"]["mesh"]["axes"] else []
     parts += [facts[label].value for label in ("Device", "Backend") if label in facts]
-    parts.append("no steps marked" if not document["job"]["steps"] else f"steps {facts['Steps'].value}")
+    parts.append(f"steps {facts['Steps'].value}")
     if facts["Clocks"].value != overview.ONE_TIME_LINE:
         parts.append(f"clocks {facts['Clocks'].value}")
     out.print(_text(" · ".join(parts)))
@@ -182,8 +182,8 @@ def by_axis(document: Mapping[str, Any]) -> list[dict[str, Any]]:
             {
                 "axis": axis,
                 "sizes": sizes,
-                "operations": _per_step(groups, "operations", steps),
-                "sent_bytes": _per_step(groups, "sent_bytes", steps),
+                "operations": _per_step(groups, "step_operations", steps),
+                "sent_bytes": _per_step(groups, "step_sent_bytes", steps),
                 "busy_us": _mean_over(entries, "busy_us"),
                 "exposed_us": _mean_over(entries, "exposed_us"),
                 "busbw_gb_s": largest["busbw_gb_s"] if largest else None,

@@ -36,8 +36,8 @@ def join(
     """The job of these windows. ``coverage`` are files that gave no window; ``ranks`` the ranks a user wants to see."""
     used, notes = _ranked(windows, ranks)
     everything = sorted([*coverage, *(w.coverage for w in windows)], key=lambda c: c.file)
-    world_size, present, missing, world_notes = _world(used, everything)
-    notes += world_notes
+    world_size, present, missing, world_notes = _world(used, everything, ranks)
+    notes += [*world_notes, *_steps_apart(used)]
     groups, group_notes = unite([(w.rank if w.rank is not None else 0, w.groups) for w in used], world_size)
     layout, axes, mesh_notes = infer_mesh(groups, world_size, present, parse_mesh(mesh) if mesh else None)
     hosts = {w.rank: w.identity.host for w in used if w.rank is not None}
@@ -90,7 +90,9 @@ def _ranked(windows: Sequence[Window], wanted: frozenset[int] | None) -> tuple[l
     return sorted(used, key=lambda w: (w.rank, w.span)), notes
 
 
-def _world(used: Sequence[Window], coverage: Sequence[Coverage]) -> tuple[int | None, list[int], list[int], list[str]]:
+def _world(
+    used: Sequence[Window], coverage: Sequence[Coverage], wanted: frozenset[int] | None
+) -> tuple[int | None, list[int], list[int], list[str]]:
     present = sorted({w.rank for w in used if w.rank is not None})
     sizes = Counter(w.identity.world_size for w in used if w.identity.world_size)
     notes = []
@@ -103,10 +105,12 @@ def _world(used: Sequence[Window], coverage: Sequence[Coverage]) -> tuple[int | 
     if world_size is None:
         notes.append("the world size is not recorded: missing ranks cannot be told")
         return None, present, [], notes
-    missing = sorted(set(range(world_size)) - set(present)) if world_size <= 10**6 else []
+    asked = set(range(min(world_size, 10**6))) if wanted is None else set(wanted)
+    missing = sorted(asked - set(present))
     cut = sorted({c.rank for c in coverage if c.status == "truncated" and c.rank is not None})
     if missing:
-        notes.append(f"{len(present)} of {world_size} ranks were read; missing: {_short(missing)}")
+        of = f"{world_size}" if wanted is None else f"the {len(asked)} chosen"
+        notes.append(f"{len(present)} of {of} ranks were read; missing: {_short(missing)}")
     if cut:
         whole = len(set(present) - set(cut))
         notes.append(f"{whole} of {world_size} ranks are complete; truncated: {_short(cut)}")
@@ -129,6 +133,18 @@ def _common_steps(used: Sequence[Window]) -> list[int]:
         if window.rank is not None:
             by_rank.setdefault(window.rank, set()).update(int(n) for n in window.steps.number)
     return sorted(set.intersection(*by_rank.values())) if by_rank else []
+
+
+def _steps_apart(used: Sequence[Window]) -> list[str]:
+    """A sentence when ranks have steps but none in common."""
+    by_rank: dict[int, set[int]] = {}
+    for window in used:
+        if window.rank is not None:
+            by_rank.setdefault(window.rank, set()).update(int(n) for n in window.steps.number)
+    if not any(by_rank.values()) or _common_steps(used):
+        return []
+    shown = [f"rank {rank}: {_short(sorted(steps), 4) or 'none'}" for rank, steps in sorted(by_rank.items())[:4]]
+    return [f"no step was recorded by every rank ({'; '.join(shown)}{'; ...' if len(by_rank) > 4 else ''})"]
 
 
 def _operations(used: Sequence[Window], groups: ProcessGroups) -> pd.DataFrame:

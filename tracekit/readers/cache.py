@@ -231,7 +231,7 @@ def _tables(batch: pa.RecordBatch, source: Source) -> RankTables | None:
         strings=ArrowStrings(strings),
         lanes=[Lane(*lane) for lane in rest["lanes"]],
         metadata=rest["metadata"],
-        coverage=Coverage(source.name, rank, status, events, arrows, problems),
+        coverage=Coverage(source.url, rank, status, events, arrows, problems),
     )
     return tables if _sound(tables) else None
 

@@ -72,7 +72,7 @@ class Fact:
 def facts(document: Mapping[str, Any]) -> list[Fact]:
     """What kind of job this was."""
     job = document["job"]
-    return [_world(job), *_missing(job), _mesh(job["mesh"]), *_hardware(job), _steps(job), _clock(job["clock"])]
+    return [_world(job), *_missing(job), _mesh(job["mesh"]), *_hardware(job), _steps(document), _clock(job["clock"])]
 
 
 def _world(job: Mapping[str, Any]) -> Fact:
@@ -108,7 +108,10 @@ def _hardware(job: Mapping[str, Any]) -> list[Fact]:
     return [Fact(label, value) for label, value in known if value]
 
 
-def _steps(job: Mapping[str, Any]) -> Fact:
+def _steps(document: Mapping[str, Any]) -> Fact:
+    job = document["job"]
+    if not job["steps"] and any(row["step"] is not None for row in document["breakdown"] or []):
+        return Fact("Steps", "none common", "no step was recorded whole by every rank read")
     if not job["steps"]:
         return Fact("Steps", "none marked", "the whole recorded window counts as one")
     return Fact("Steps", numbers(job["steps"]), f"{len(job['steps'])} recorded whole by every rank read")
