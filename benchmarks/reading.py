@@ -62,7 +62,10 @@ def main() -> None:
     print(f"{'input':>10} {'MB':>8} {'tracekit s':>10} {'peak MB':>9} {'HTA s':>9} {'peak MB':>9} {'x faster':>8} {'memory':>7}")
     limit = (given.inputs / given.hta_up_to / "rank0.json").stat().st_size * 1.1
     for name in given.names:
-        path = next((given.inputs / name).glob("rank0.json*"))
+        path = next((given.inputs / name).glob("rank0.json*"), None)
+        if path is None:
+            print(f"{name:>10} is not there: python benchmarks/make_traces.py {given.inputs} {name}")
+            continue
         plain = given.inputs / name.removesuffix(".gz") / "rank0.json"
         compare_with_hta = plain.stat().st_size <= limit
         if name == given.names[0]:
