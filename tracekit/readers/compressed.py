@@ -1,11 +1,13 @@
 """Bytes of a trace whatever they are packed in: plain, gzip (several members, packed twice), zstd.
 
-The first bytes tell, never the file's name.
+The first bytes tell, never the file's name. A damage ends the text, behind everything that could be unpacked before it, and so does a file
+that unpacks to far more than any trace does.
 """
 
 from __future__ import annotations
 
 import io
+import os
 import queue
 import threading
 from collections.abc import Callable, Generator, Iterator
@@ -14,6 +16,8 @@ from typing import Any, BinaryIO
 GZIP, ZSTD, BOM = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xef\xbb\xbf"
 #: A trace packed more often than this is not a trace.
 LAYERS = 3
+#: Unpacked bytes that are not questioned, and how many times the stored bytes a trace may unpack to beyond them (it is 10 to 30 times).
+TRUSTED, MOST_TIMES = 1 << 30, 250
 
 
 class TextStream:
@@ -22,11 +26,13 @@ class TextStream:
     ``progress`` is called with the number of stored bytes that were taken since the last call.
     """
 
-    def __init__(self, raw: BinaryIO, progress: Callable[[int], None] | None = None, threaded: bool = True) -> None:
+    def __init__(self, raw: BinaryIO, progress: Callable[[int], None] | None = None, threaded: bool | None = None) -> None:
+        """``threaded``: unpack gzip on a thread of its own; by default where more than two processors are at hand."""
         self._counted = _Counted(raw)
         self._progress = progress
         self._reported = 0
         self.damage = ""
+        threaded = _processors() > 2 if threaded is None else threaded
         self._stream: Any = io.BufferedReader(self._counted, 1 << 20)
         for layer in range(LAYERS + 1):
             magic = self._peek()
@@ -40,18 +46,25 @@ class TextStream:
     def _damaged(self, what: str) -> None:
         self.damage = self.damage or what
 
+    def _is_too_much(self, unpacked: int) -> bool:
+        """Whether a layer unpacked too much for a trace: then its end is as good as any."""
+        too_much = unpacked > max(TRUSTED, MOST_TIMES * self._counted.taken)
+        if too_much:
+            self._damaged(f"it unpacks to more than {MOST_TIMES} times its size")
+        return too_much
+
     def _peek(self) -> bytes:
         try:
             return bytes(self._stream.peek(4)[:4])
         except OSError as error:
-            self._damaged(_reason(error))
+            self._damaged(f"reading failed: {_reason(error)}")
             return b""
 
     def _gunzipped(self, threaded: bool) -> Any:
-        return io.BufferedReader(Gunzip(self._stream, threaded, self._damaged), 1 << 20)
+        return io.BufferedReader(Gunzip(self._stream, threaded, self._damaged, self._is_too_much), 1 << 20)
 
     def _unzstd(self) -> Any:
-        return io.BufferedReader(Unzstd(self._stream, self._damaged), 1 << 20)
+        return io.BufferedReader(Unzstd(self._stream, self._damaged, self._is_too_much), 1 << 20)
 
     def fill(self, target: memoryview) -> int:
         """Read until ``target`` is full or the stream ends; returns the number of bytes."""
@@ -60,7 +73,7 @@ class TextStream:
             try:
                 count = self._stream.readinto(target[done:])
             except OSError as error:
-                self._damaged(_reason(error))
+                self._damaged(f"reading failed: {_reason(error)}")
                 break
             if not count:
                 break
@@ -80,7 +93,12 @@ class TextStream:
 
 
 def _reason(error: Exception) -> str:
-    return f"the compressed stream is damaged ({' '.join(str(error).split())[:120]})"
+    """One line, without a path."""
+    return " ".join(str(getattr(error, "strerror", None) or error).split())[:120]
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class _Counted(io.RawIOBase):
@@ -115,17 +133,17 @@ class _Counted(io.RawIOBase):
 class Gunzip(io.RawIOBase):
     """Members of a gzip stream, one after the other; with ``threaded`` unpacked on a thread of its own, a few blocks ahead.
 
-    A damage ends the stream, behind everything that could be unpacked before it, and is told to ``damaged``; the readers of the
-    gzip and isal modules raise instead, and what a buffer held by then is lost. Bytes behind the last member that start no other
-    are ignored, as gzip does.
+    A damage ends the stream and is told to ``damaged``; the readers of the gzip and isal modules raise instead, and what a buffer held by
+    then is lost. Bytes behind the last member that start no other are ignored, as gzip does.
     """
 
     _BLOCK = 1 << 20
     _AHEAD = 8
 
-    def __init__(self, packed: Any, threaded: bool, damaged: Callable[[str], None]) -> None:
+    def __init__(self, packed: Any, threaded: bool, damaged: Callable[[str], None], is_too_much: Callable[[int], bool]) -> None:
         self._packed = packed
         self._damaged = damaged
+        self._is_too_much = is_too_much
         self._rest = memoryview(b"")
         self._blocks: Generator[bytes, None, None] = self._ahead(self._unpacked()) if threaded else self._unpacked()
 
@@ -146,12 +164,12 @@ class Gunzip(io.RawIOBase):
         from isal import isal_zlib
 
         data = b""
-        first = True
+        members = unpacked = 0
         while True:
             data = data or self._packed.read1(self._BLOCK)
-            if not data or (not first and not data.startswith(GZIP[: len(data)])):
+            if not data or (members and not data.startswith(GZIP[: len(data)])):
                 return
-            first = False
+            members += 1
             member = isal_zlib.decompressobj(wbits=31)
             while not member.eof:
                 data = data or self._packed.read1(self._BLOCK)
@@ -161,9 +179,12 @@ class Gunzip(io.RawIOBase):
                 try:
                     block = member.decompress(data, self._BLOCK)
                 except isal_zlib.error as error:  # type: ignore[misc]
-                    self._damaged(_reason(error))
+                    self._damaged(f"the compressed stream is damaged: {_reason(error)}")
                     return
                 data = member.unconsumed_tail
+                unpacked += len(block)
+                if self._is_too_much(unpacked + 1000 * members):
+                    return
                 if block:
                     yield block
             data = member.unused_data
@@ -179,7 +200,7 @@ class Gunzip(io.RawIOBase):
                     if not _put(ready, block, stop):
                         return
             except OSError as error:
-                self._damaged(_reason(error))
+                self._damaged(f"reading failed: {_reason(error)}")
             finally:
                 _put(ready, None, stop)
 
@@ -203,12 +224,14 @@ class Gunzip(io.RawIOBase):
 class Unzstd(io.RawIOBase):
     """Frames of a zstd stream; a damage ends it and is told to ``damaged``."""
 
-    def __init__(self, packed: Any, damaged: Callable[[str], None]) -> None:
+    def __init__(self, packed: Any, damaged: Callable[[str], None], is_too_much: Callable[[int], bool]) -> None:
         import zstandard
 
         self._inner = zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True)
         self._error: type[Exception] = zstandard.ZstdError
         self._damaged = damaged
+        self._is_too_much = is_too_much
+        self._unpacked = 0
 
     def readable(self) -> bool:
         """Always."""
@@ -217,10 +240,12 @@ class Unzstd(io.RawIOBase):
     def readinto(self, target: Any) -> int:
         """Fill the start of ``target``; 0 at the end."""
         try:
-            return int(self._inner.readinto(target) or 0)
+            count = int(self._inner.readinto(target) or 0)
         except self._error as error:
-            self._damaged(_reason(error))
+            self._damaged(f"the compressed stream is damaged: {_reason(error)}")
             return 0
+        self._unpacked += count
+        return 0 if self._is_too_much(self._unpacked) else count
 
     def close(self) -> None:
         """Close this layer and what is below it."""

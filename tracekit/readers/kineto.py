@@ -80,6 +80,8 @@ def _refuse_useless(source: Source, outcome: Outcome, damage: str, rows: int) ->
         if outcome.head.strip(b" \t\r\n\x00") in (b"{}", b""):
             raise InputError(f"{name} is empty: it holds no events", _REMEDY)
         if outcome.head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
+            if outcome.head_is_cut:
+                raise InputError(f"{name} holds no events: it is truncated before its first event", "copy the file anew, or profile again")
             raise InputError(f"{name} holds no events (JSON without traceEvents)", _REMEDY)
         raise InputError(f"{name} is not a trace (neither JSON nor packed JSON)", _REMEDY)
     if rows == 0:
@@ -104,8 +106,8 @@ def _note(coverage: Coverage, outcome: Outcome, damage: str, assembly: Assembly)
     for key in ("utf8", "literal"):
         if assembly.odd_strings[key]:
             coverage.note(tolerant.sentence(key, assembly.odd_strings[key]), "repaired")
-    if outcome.too_long:
-        coverage.note("an event is longer than 256 MB: reading stopped there", "truncated")
+    if outcome.gave_up:
+        coverage.note(outcome.gave_up, "truncated")
     elif outcome.truncated or cut:
         why = f" ({damage})" if damage else ""
         coverage.note(f"the file is truncated{why}: the {coverage.events + coverage.arrows} events before the cut are used", "truncated")

@@ -23,12 +23,17 @@ from tracekit.readers.lex import PAD
 from tracekit.readers.worker import COUNTS, Block, Piece, Worker
 
 CHUNK = 4 << 20
-#: An event, or a head before the first event, that is longer than this is not read.
-LONGEST = 256 << 20
-#: Text after the list of events that is kept for its metadata.
+#: An event that is longer than this is not read, and neither is what follows it. The same holds for the text before the first event.
+LONGEST = 64 << 20
+TOO_LONG = f"an event is longer than {LONGEST >> 20} MB: reading stopped there"
+#: Text after the list of events that is kept for its metadata; no more than this is read behind the list.
 LONGEST_TAIL = 64 << 20
+#: Broken events that are repaired one by one (some 7000 a second) before reading is given up, if there are not more whole ones.
+MOST_REPAIRS = 100_000
 
+#: The start of an event, and what may be one in a file that begins its events with a rarer key.
 _START = re.compile(rb'\}\s*,\s*(\{)\s*"(?:ph|name|cat|pid|ts|args|tid)"')
+_ANY_START = re.compile(rb'\}\s*,\s*(\{)\s*"[A-Za-z_]{1,32}"\s*:')
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _NOTHING = b" \t\r\n,\x00"
 
@@ -41,9 +46,11 @@ class Outcome:
     tail: bytes = b""
     bare_list: bool = False
     found: bool = False  # a list of events was found
+    head_is_cut: bool = False  # the text ended before a list of events, in the middle of a value
     truncated: bool = False
+    gave_up: str = ""  # why what follows was not read, a sentence
     bytes_read: int = 0
-    too_long: bool = False
+    rows: int = 0
     repairs: Counter[str] = field(default_factory=Counter)
     counts: Any = field(default_factory=lambda: np.zeros(COUNTS.stop - COUNTS.start, np.int64))
 
@@ -67,6 +74,7 @@ class EventStream:
         self._ended = False
         self._carry = b""  # text that follows what was accepted so far, not yet parsed for good
         self._finished = False  # the list of events was closed
+        self._left_off = ""  # why the text was not read to its end
         self.outcome = Outcome()
 
     def blocks(self) -> Iterator[tuple[int, Block]]:
@@ -79,11 +87,11 @@ class EventStream:
         running: deque[_Job] = deque()
         try:
             for piece in self._pieces(text):
-                if self._finished or self.outcome.too_long:
+                if self._is_over():
                     while running:
                         yield from self._accept(running.popleft())
                     self._keep_tail(bytes(piece))
-                    continue
+                    break
                 if not free:
                     job = running.popleft()
                     yield from self._accept(job)
@@ -96,6 +104,9 @@ class EventStream:
         finally:
             pool.shutdown(cancel_futures=True)
 
+    def _is_over(self) -> bool:
+        return self._finished or bool(self.outcome.gave_up)
+
     def _parse(self, worker: int, text: memoryview) -> Piece:
         """``text`` is a slice of a padded buffer: the padding is behind its end."""
         base = _array(text)
@@ -105,7 +116,7 @@ class EventStream:
     def _accept(self, job: _Job) -> Iterator[tuple[int, Block]]:
         """Take a worker's result if the text before it ended cleanly, else parse the left-over and this text together."""
         piece = job.future.result()
-        if self._finished:
+        if self._is_over():
             self._keep_tail(bytes(job.text))
             return
         if self._carry:
@@ -123,7 +134,8 @@ class EventStream:
             self._carry = rest.strip(_NOTHING)
 
     def _again(self, worker: int, text: bytes, final: bool) -> Iterator[tuple[int, Block]]:
-        piece = self._workers[worker].parse_tolerant(text, final)
+        repairs = max(MOST_REPAIRS, self.outcome.rows) - self.outcome.repairs.total()
+        piece = self._workers[worker].parse_tolerant(text, final, repairs)
         yield from self._taken(worker, piece)
         rest = text[piece.position :]
         if piece.stopped == scan.END:
@@ -132,18 +144,23 @@ class EventStream:
             self._keep_tail(rest)
         else:
             self._carry = rest.strip(_NOTHING)
-            if len(self._carry) > LONGEST:
-                self.outcome.too_long = True
+            if piece.stopped == scan.SYNTAX:
+                self.outcome.gave_up = f"more than {MOST_REPAIRS} events are broken: reading stopped there"
+            elif len(self._carry) > LONGEST:
+                self.outcome.gave_up = TOO_LONG
 
     def _taken(self, worker: int, piece: Piece) -> Iterator[tuple[int, Block]]:
         self.outcome.counts += piece.counts
         self.outcome.repairs += piece.repairs
+        self.outcome.rows += sum(map(len, piece.blocks))
         for block in piece.blocks:
             yield worker, block
 
     def _finish(self) -> Iterator[tuple[int, Block]]:
         """What is left when the text has ended: repair what can be, then it was cut off or complete."""
-        while self._carry and not self._finished and not self.outcome.too_long:
+        if not self._finished:
+            self.outcome.gave_up = self.outcome.gave_up or self._left_off
+        while self._carry and not self._is_over():
             before = self._carry
             yield from self._again(0, before, final=True)
             if self._carry == before:
@@ -153,14 +170,14 @@ class EventStream:
             self._drain_tail()
 
     def _keep_tail(self, text: bytes) -> None:
-        if len(self.outcome.tail) < LONGEST_TAIL:
+        if self._finished and len(self.outcome.tail) < LONGEST_TAIL:
             self.outcome.tail += text
 
     def _drain_tail(self) -> None:
-        buffer = bytearray(1 << 20)
+        buffer = bytearray(CHUNK)
         while not self._ended and len(self.outcome.tail) < LONGEST_TAIL:
             count = self._fill(memoryview(buffer))
-            self._keep_tail(bytes(buffer[:count]))
+            self._keep_tail(bytes(memoryview(buffer)[:count]))
 
     # ---- text ---------------------------------------------------------------------------------------------------------
 
@@ -179,12 +196,13 @@ class EventStream:
         start = 3 if bytes(buffer[:3]) == BOM else 0
         while True:
             at = int(entries().find_events(buffer.ctypes.data, start, used))
-            if at >= 0 or at == -2 or self._ended or size > LONGEST:
+            if at >= 0 or at == -2 or self._ended or size >= LONGEST:
                 break
             larger: Any = np.zeros(2 * size + PAD, np.uint8)
             larger[:used] = buffer[:used]
             buffer, size = larger, 2 * size
             used += self._fill(memoryview(buffer)[used:size])
+        self.outcome.head_is_cut = at == -1
         if at < 0:
             found = _EVENTS.search(bytes(buffer[:used]))  # the text before it may be no JSON
             at = found.end() if found is not None else -1
@@ -207,7 +225,8 @@ class EventStream:
                 _clear_behind(text, cut)
                 yield text[:cut]
             elif len(text) > LONGEST:
-                self.outcome.too_long = True
+                self._left_off = TOO_LONG
+                yield text  # for the events before the long one
                 return
             used = len(rest) + self._fill(memoryview(buffer)[len(rest) : len(rest) + self._chunk])
             buffer[used : used + PAD] = 0
@@ -232,12 +251,12 @@ def _clear_behind(text: memoryview, cut: int) -> None:
 
 def _last_start(text: memoryview) -> int:
     """Offset of the last ``{`` that looks like the start of an event; 0 when there is none. Looks back in growing windows."""
-    window = 1 << 14
-    while True:
-        low = max(0, len(text) - window)
-        starts = [found.start(1) for found in _START.finditer(text[low:])]
-        if starts:
-            return low + starts[-1]
-        if low == 0:
-            return 0
-        window *= 8
+    for pattern in (_START, _ANY_START):
+        window = 1 << 14
+        while window < 8 * len(text):
+            low = max(0, len(text) - window)
+            starts = [found.start(1) for found in pattern.finditer(text[low:])]
+            if starts:
+                return low + starts[-1]
+            window *= 8
+    return 0

@@ -17,6 +17,7 @@ from tracekit.trace.events import Int32Array, Int64Array, UInt8Array
 
 #: Room that the pool is given when it is full: the longest string of a buffer fits.
 _LEAST_ROOM = 1 << 20
+_BETWEEN = (b",", b" ", b"\n", b"\r", b"\t")
 #: What a pass counts: ARROWS, COMMAS, DUPLICATES, BAD_TIMES, as words of the control block and, without COUNTS.start, of ``Piece.counts``.
 COUNTS = slice(scan.ARROWS, scan.BAD_TIMES + 1)
 
@@ -91,30 +92,76 @@ class Worker:
 
     def parse(self, buffer: Any, position: int, end: int) -> Piece:
         """Read ``buffer[position:end]`` (padded) until it ends, the list ends, or something is no JSON."""
-        piece = Piece(position=position)
-        text, control = int(buffer.ctypes.data), int(self._control.ctypes.data)
-        self._control[COUNTS] = 0
-        while True:
-            self._control[scan.ROW] = 0
-            self._side_used[:] = 0
-            piece.stopped, piece.position = self._code.scan_events(text, piece.position, end, control)
-            rows = int(self._control[scan.ROW])
-            if rows:
-                piece.blocks.append(self._block(rows))
-            if piece.stopped == scan.POOL_FULL:
-                self.pool.grow(max(_LEAST_ROOM, end - piece.position))
-            elif piece.stopped == scan.LANES_FULL:
-                self._room_for_lanes(2 * len(self.lanes))
-            elif piece.stopped != scan.ROWS_FULL:
-                piece.counts[:] = self._control[COUNTS]
-                return piece
+        piece = Piece()
+        self._begin()
+        self._scan(piece, buffer, position, end)
+        return self._finished(piece)
 
-    def _block(self, rows: int) -> Block:
+    def parse_tolerant(self, data: bytes, final: bool, repairs: int) -> Piece:
+        """Like ``parse``, but events that are no JSON are repaired or skipped, one by one, up to a number of ``repairs``.
+
+        ``final``: the file ends with ``data``. ``position`` of the result counts in ``data``; it is less than its length only when more
+        bytes are needed (MORE) or there would have been more repairs (SYNTAX).
+        """
+        piece = Piece()
+        buffer = padded(data)
+        position = 0
+        self._begin()
+        while position < len(data):
+            self._scan(piece, buffer, position, len(data))
+            position = piece.position
+            if piece.stopped != scan.SYNTAX or piece.repairs.total() >= repairs:
+                break
+            piece.stopped = scan.MORE
+            repair = tolerant.repair_event(data, position, final)
+            if repair is None:
+                break
+            piece.repairs[repair.problem] += 1
+            if repair.event is not None:
+                self._scan(piece, padded(repair.event), 0, len(repair.event))
+            position = max(position + 1, repair.next)
+            while data[position : position + 1] in _BETWEEN:
+                position += 1
+        piece.position = position
+        return self._finished(piece)
+
+    def _begin(self) -> None:
+        self._control[COUNTS] = 0
+        self._control[scan.ROW] = 0
+        self._side_used[:] = 0
+
+    def _scan(self, piece: Piece, buffer: Any, position: int, end: int) -> None:
+        """One run of the pass over a padded buffer. Rows stay in the output arrays until those are full."""
+        text, control = int(buffer.ctypes.data), int(self._control.ctypes.data)
+        while True:
+            stopped, position = self._code.scan_events(text, position, end, control)
+            if stopped == scan.POOL_FULL:
+                self.pool.grow(max(_LEAST_ROOM, end - position))
+            elif stopped == scan.LANES_FULL:
+                self._room_for_lanes(2 * len(self.lanes))
+            elif stopped == scan.ROWS_FULL:
+                self._take_rows(piece)
+            else:
+                piece.stopped, piece.position = stopped, position
+                return
+
+    def _finished(self, piece: Piece) -> Piece:
+        self._take_rows(piece)
+        piece.counts[:] = self._control[COUNTS]
+        return piece
+
+    def _take_rows(self, piece: Piece) -> None:
+        """Copy the rows that there are into a block, and begin again at row 0."""
+        rows = int(self._control[scan.ROW])
+        if not rows:
+            return
         side = []
         for table, (first, width) in enumerate(zip(self._spec.first, self._spec.width, strict=True)):
             used = int(self._side_used[table])
             side.append((self._side_rows[table, :used].copy(), self._side[first : first + width, :used].copy()))
-        return Block(_head(self._wide, rows), _head(self._narrow, rows), _head(self._small, rows), side)
+        piece.blocks.append(Block(_head(self._wide, rows), _head(self._narrow, rows), _head(self._small, rows), side))
+        self._control[scan.ROW] = 0
+        self._side_used[:] = 0
 
     def _room_for_lanes(self, capacity: int) -> None:
         lanes = np.zeros((capacity, 2), np.int64)
@@ -125,46 +172,9 @@ class Worker:
         self._control[[scan.LANE_MASK, scan.LANE_CAPACITY]] = len(self._lane_table) - 1, capacity
         self._code.rehash_lanes(int(self._control.ctypes.data))
 
-    def parse_tolerant(self, data: bytes, final: bool) -> Piece:
-        """Like ``parse``, but events that are no JSON are repaired or skipped, one by one. ``final``: the file ends with ``data``.
-
-        ``position`` of the result counts in ``data``; it is less than its length only when more bytes are needed.
-        """
-        whole = Piece()
-        buffer = padded(data)
-        position = 0
-        while True:
-            part = self.parse(buffer, position, len(data))
-            _add(whole, part)
-            position = part.position
-            if part.stopped != scan.SYNTAX:
-                break
-            near = data[position : position + 2 * tolerant.LOOK_AHEAD]
-            repair = tolerant.repair_event(near, 0, final and position + len(near) == len(data))
-            if repair is None:
-                whole.stopped = scan.MORE
-                break
-            whole.repairs[repair.problem] += 1
-            if repair.event is not None:
-                _add(whole, self.parse(padded(repair.event), 0, len(repair.event)))
-            position += max(1, repair.next)
-            while data[position : position + 1] in (b",", b" ", b"\n", b"\r", b"\t"):
-                position += 1
-            if position >= len(data):
-                whole.stopped = scan.MORE
-                break
-        whole.position = position
-        return whole
-
 
 def _head(columns: Any, rows: int) -> list[Any]:
     return [column[:rows].copy() for column in columns]
-
-
-def _add(whole: Piece, part: Piece) -> None:
-    whole.blocks.extend(part.blocks)
-    whole.counts += part.counts
-    whole.stopped = part.stopped
 
 
 def padded(data: bytes | memoryview) -> Any:
