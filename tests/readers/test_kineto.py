@@ -1,7 +1,6 @@
 """The product's reader against the slow, obvious one, on made and on damaged traces."""
 
 import gzip
-import io
 import json
 import random
 import subprocess
@@ -15,55 +14,12 @@ from hypothesis import strategies as st
 
 from tests import oracle
 from tests.builder import Trace
+from tests.readers.guarded import damaged
+from tests.readers.made import assert_same, read, source, texts
 from tests.real import real_traces
 from tracekit.errors import InputError
 from tracekit.readers.kineto import read_trace
-from tracekit.readers.sources import Source
-from tracekit.trace.events import SIDE_COLUMNS, Category
-
-
-class Bytes(Source):
-    """A source that is in memory."""
-
-    def open(self):
-        return io.BytesIO(self.data)
-
-
-def source(data, name="made.json"):
-    made = Bytes(name, name, len(data), 0)
-    object.__setattr__(made, "data", data)
-    return made
-
-
-def read(data, **options):
-    return read_trace(source(data if isinstance(data, bytes) else data.encode()), **options)
-
-
-def texts(tables, codes):
-    return [tables.text(int(c)) for c in codes]
-
-
-def assert_same(got, want):
-    """Every column equal; strings by text, JSON arguments by value, lanes by what they name."""
-    assert len(got) == len(want)
-    for column in ("ts", "dur", "category", "phase", "correlation", "external_id", "stream", "device"):
-        assert getattr(got, column).tolist() == getattr(want, column).tolist(), column
-    assert texts(got, got.name) == texts(want, want.name)
-    assert [got.lanes[i] for i in got.lane] == [want.lanes[i] for i in want.lane]
-    for table, columns in SIDE_COLUMNS.items():
-        assert got.side[table].rows.tolist() == want.side[table].rows.tolist(), table
-        for column, kind in columns.items():
-            mine, theirs = got.side[table].columns[column], want.side[table].columns[column]
-            assert mine.dtype == theirs.dtype
-            if kind == "str":
-                assert texts(got, mine) == texts(want, theirs)
-            elif kind == "json":
-                assert [json.loads(x or "0") for x in texts(got, mine)] == [json.loads(x or "0") for x in texts(want, theirs)]
-            else:
-                assert mine.tolist() == theirs.tolist(), column
-    assert got.metadata == dict(want.metadata)
-    assert got.coverage.arrows == want.coverage.arrows
-
+from tracekit.trace.events import Category
 
 words = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=12) | st.sampled_from(["aten::mm", '"},{"ph"', "a\\b", "[memory]"])
 micros = st.decimals(0, 10**13, places=3, allow_nan=False).map(str) | st.integers(-5, 10**13).map(str) | st.just("1.5e3")
@@ -311,20 +267,9 @@ def test_repairs_between_chunks_lose_nothing():
 def test_damaged_bytes_never_crash(seed):
     """Random damage: either tables whose rows are consistent, or one clear line."""
     dice = random.Random(seed)
-    data = bytearray(small().text(indent=dice.choice([None, 1])).encode())
-    for _ in range(dice.choice([1, 3, 30])):
-        at = dice.randrange(len(data))
-        kind = dice.randrange(4)
-        if kind == 0:
-            data[at] = dice.randrange(256)
-        elif kind == 1:
-            del data[at : at + dice.randrange(1, 20)]
-        elif kind == 2:
-            data[at:at] = bytes(dice.choices(b'"{}[],:\\0e-.\x00', k=dice.randrange(1, 6)))
-        else:
-            data[at:at] = data[max(0, at - 40) : at]
+    data = damaged(small().text(indent=dice.choice([None, 1])).encode(), dice)
     try:
-        t = read(bytes(data), chunk=dice.choice([100, 700, 1 << 16]))
+        t = read(data, chunk=dice.choice([100, 700, 1 << 16]))
     except InputError as error:
         assert "\n" not in str(error)
         return

@@ -71,7 +71,7 @@ class TextStream:
         done = 0
         while done < len(target):
             try:
-                count = self._stream.readinto(target[done:])
+                count = self._stream.readinto1(target[done:])  # readinto would lose what it has when it fails
             except OSError as error:
                 self._damaged(f"reading failed: {_reason(error)}")
                 break

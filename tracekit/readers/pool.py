@@ -130,10 +130,11 @@ def rehash(pool):  # type: ignore[no-untyped-def]
 class Pool:
     """A growing pool. Code 0 is the missing string; ``known`` strings get the codes 1, 2, ... .
 
+    It begins with room for ``entries`` strings (a power of two) of ``arena`` bytes; both must do for ``known``.
     ``enter(text, start, length, kind, pool)`` and ``reenter(pool)`` are the compiled ``intern`` and ``rehash``, as entry points.
     """
 
-    def __init__(self, known: tuple[str, ...], enter: Any, reenter: Any, entries: int = 1 << 13, arena: int = 1 << 20) -> None:
+    def __init__(self, known: tuple[str, ...], enter: Any, reenter: Any, entries: int, arena: int) -> None:
         self.control = np.zeros(8, np.int64)
         self._reenter = reenter
         self._allocate(entries, arena)

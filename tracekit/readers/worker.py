@@ -15,8 +15,10 @@ from tracekit.readers.lex import PAD
 from tracekit.readers.pool import Pool
 from tracekit.trace.events import Int32Array, Int64Array, UInt8Array
 
-#: Room that the pool is given when it is full: the longest string of a buffer fits.
-_LEAST_ROOM = 1 << 20
+#: What a worker begins with: rows of the output arrays (which stay as they are), lanes, entries and bytes of the pool (which grow).
+LEAST_ROWS, LANES, ENTRIES, ARENA = 1 << 10, 1 << 10, 1 << 13, 1 << 20
+#: Room that the pool is given when it is full, if the rest of the buffer does not ask for more: the longest string of the buffer fits.
+LEAST_ROOM = 1 << 20
 _BETWEEN = (b",", b" ", b"\n", b"\r", b"\t")
 #: What a pass counts: ARROWS, COMMAS, DUPLICATES, BAD_TIMES, as words of the control block and, without COUNTS.start, of ``Piece.counts``.
 COUNTS = slice(scan.ARROWS, scan.BAD_TIMES + 1)
@@ -52,7 +54,7 @@ class Worker:
     def __init__(self, spec: Spec, buffer_bytes: int) -> None:
         self._spec = spec
         self._code = entries()
-        capacity = max(1024, buffer_bytes // 96)
+        capacity = max(LEAST_ROWS, buffer_bytes // 96)
         tables = len(spec.first)
         self._wide = np.empty((4, capacity), np.int64)
         self._narrow = np.empty((4, capacity), np.int32)
@@ -63,7 +65,7 @@ class Worker:
         self._record = np.zeros(scan.RECORD_WORDS, np.int64)
         self._first, self._width = np.array(spec.first, np.int64), np.array(spec.width, np.int64)
         self._control = np.zeros(scan.CONTROL_WORDS, np.int64)
-        self.pool = Pool(scan.KNOWN, self._code.intern, self._code.rehash)
+        self.pool = Pool(scan.KNOWN, self._code.intern, self._code.rehash, ENTRIES, ARENA)
         for number, array in (
             (scan.TOP, spec.top),
             (scan.ARGUMENTS, spec.arguments),
@@ -83,7 +85,7 @@ class Worker:
             self._control[number] = array.ctypes.data
         self._control[[scan.CAPACITY, scan.SIDE_TABLES]] = capacity, tables
         self.lanes = np.zeros((0, 2), np.int64)
-        self._room_for_lanes(1024)
+        self._room_for_lanes(LANES)
 
     @property
     def lane_count(self) -> int:
@@ -136,7 +138,7 @@ class Worker:
         while True:
             stopped, position = self._code.scan_events(text, position, end, control)
             if stopped == scan.POOL_FULL:
-                self.pool.grow(max(_LEAST_ROOM, end - position))
+                self.pool.grow(max(LEAST_ROOM, end - position))
             elif stopped == scan.LANES_FULL:
                 self._room_for_lanes(2 * len(self.lanes))
             elif stopped == scan.ROWS_FULL:
