@@ -38,6 +38,7 @@ def assert_same(got, want):
         assert mine.tolist() == theirs.tolist(), column
     assert texts(got, got.name) == texts(want, want.name)
     assert [got.lanes[i] for i in got.lane] == [want.lanes[i] for i in want.lane]
+    assert set(got.lanes) == set(want.lanes)
     for table, columns in SIDE_COLUMNS.items():
         assert got.side[table].rows.tolist() == want.side[table].rows.tolist(), table
         for column, kind in columns.items():

@@ -154,6 +154,11 @@ def test_what_is_no_time_is_missing(text):
     assert t.dur.tolist() == [1000]
 
 
+def test_a_time_beyond_64_bits_with_its_base_is_missing():
+    t = read('{"baseTimeNanoseconds": 1775078550000000000, "traceEvents": [{"ph":"X","ts":9223372036854775.807},{"ph":"X","ts":1}]}')
+    assert t.ts.tolist() == [oracle.NULL, 1_775_078_550_000_001_000]
+
+
 def test_unescaped_quotes_cost_only_their_event():
     text = small().text().replace('"name": "gemm"', '"name": "<module> Library("x", "IMPL")"')
     t = read(text)

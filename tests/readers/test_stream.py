@@ -36,6 +36,14 @@ def test_text_that_looks_like_the_start_of_an_event_is_no_cut(names, chunk, thre
     assert_same(read(text, chunk=chunk, threads=threads), oracle.tables(text))
 
 
+def test_what_a_wrong_cut_found_says_nothing_of_the_file():
+    inside = '"},{"ph":"X","name":"C:\\\\mm\\q' + "é" * 3
+    text = document([event(f"n{i} {inside} \\n", args={"l": [{"ph": "X", "pid": i, "tid": 1, "name": "ghost"}] * 3}) for i in range(40)])
+    tables = read(text, chunk=150, threads=3)
+    assert_same(tables, oracle.tables(text))
+    assert tables.coverage.problems == []
+
+
 @pytest.mark.parametrize("first", ["dur", "args", "bp", "unknown_key"])
 def test_events_may_begin_with_any_key(first):
     events = [{first: 3, **event(f"n{i}")} | ({"args": {"Seq": i}} if first == "args" else {}) for i in range(300)]

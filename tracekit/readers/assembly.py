@@ -1,4 +1,4 @@
-"""Blocks of many workers to the tables of one trace: common codes, joined columns, decoded strings, named lanes."""
+"""Blocks of many workers to the tables of one trace: common codes, growing columns, decoded strings, named lanes."""
 
 from __future__ import annotations
 
@@ -8,22 +8,10 @@ from typing import Any
 import numpy as np
 
 from tracekit.readers import tolerant
+from tracekit.readers.columns import Column
 from tracekit.readers.keys import NAMES_TABLE, SIDE_TABLES
 from tracekit.readers.pool import ESCAPED, RAW
-from tracekit.readers.scan import (
-    NARROW_DEVICE,
-    NARROW_LANE,
-    NARROW_NAME,
-    NARROW_STREAM,
-    SMALL_CATEGORY,
-    SMALL_PHASE,
-    TEXT_KEY,
-    TWICE_BIT,
-    WIDE_CORRELATION,
-    WIDE_DUR,
-    WIDE_EXTERNAL_ID,
-    WIDE_TS,
-)
+from tracekit.readers.scan import TEXT_KEY, TWICE_BIT
 from tracekit.readers.worker import Block, Worker
 from tracekit.trace.events import Category, Coverage, Int32Array, Int64Array, Lane, RankTables, SideTable, side_dtype
 from tracekit.units import NULL, NULL32
@@ -34,11 +22,14 @@ _TEXT = ("str", "json")
 
 
 class Assembly:
-    """Takes blocks in the order of the file; ``finish`` makes tables of them, once."""
+    """Takes blocks in the order of the file; ``finish`` makes tables of them, once. Columns are in the order that scan.py numbers them."""
 
     def __init__(self, workers: list[Worker]) -> None:
         self._workers = workers
-        self._blocks: list[Block] = []
+        self._wide = [Column(np.int64) for _ in range(4)]
+        self._narrow = [Column(np.int32) for _ in range(4)]
+        self._small = [Column(np.uint8) for _ in range(2)]
+        self._side = [_SideBuilder(kinds) for kinds in SIDE_TABLES.values()]
         self._codes: dict[tuple[int, bytes], int] = {}
         self._code_maps = [np.empty(0, np.int32) for _ in workers]
         self._lanes: dict[tuple[int, int], int] = {}
@@ -51,17 +42,18 @@ class Assembly:
         return self._rows
 
     def add(self, number: int, block: Block) -> None:
-        """Take over a block of worker ``number``; its codes become common codes, in place."""
+        """Copy a block of worker ``number``, with common codes for its own."""
         codes, lanes = self._translation(number)
-        block.narrow[NARROW_NAME] = codes[block.narrow[NARROW_NAME]]
-        block.narrow[NARROW_LANE] = lanes[block.narrow[NARROW_LANE]]
-        for (rows, columns), kinds in zip(block.side, SIDE_TABLES.values(), strict=True):
-            rows += self._rows
-            for values, kind in zip(columns, kinds.values(), strict=True):
-                if kind in _TEXT and len(values):
-                    values[:] = codes[np.where(values == NULL, 0, values)]
+        for column, values in zip(self._wide, block.wide, strict=True):
+            column.append(values)
+        for column, values, common in zip(self._narrow, block.narrow, (codes, lanes, None, None), strict=True):
+            column.append(values if common is None else common[values])
+        for column, values in zip(self._small, block.small, strict=True):
+            column.append(values)
+        for table, (rows, columns) in zip(self._side, block.side, strict=True):
+            if len(rows):
+                table.append(rows + len(self), columns, codes)
         self._rows += len(block)
-        self._blocks.append(block)
 
     def _translation(self, number: int) -> tuple[Int32Array, Int32Array]:
         """Common codes of a worker's codes, and common lanes of its lanes."""
@@ -77,30 +69,32 @@ class Assembly:
         return codes, lanes
 
     def finish(self, metadata: dict[str, Any], coverage: Coverage) -> RankTables:
-        """Join everything. The blocks give back each column when it is joined, so that no column is held twice for long."""
-        strings, remap = self._strings()
-        wide = [self._joined("wide", i) for i in range(4)]
-        base = metadata.get("baseTimeNanoseconds", 0)
-        if base:
-            np.add(wide[WIDE_TS], base, out=wide[WIDE_TS], where=wide[WIDE_TS] != NULL)
-        narrow = [self._joined("narrow", i) for i in range(4)]
-        small = [self._joined("small", i) for i in range(2)]
+        """The tables; to be called once."""
+        ts, dur, correlation, external_id = (column.finish() for column in self._wide)
+        _shift(ts, metadata.get("baseTimeNanoseconds", 0))
+        name, lane, stream, device = (column.finish() for column in self._narrow)
+        self._drop_unused_lanes(lane)
+        category, phase = (column.finish() for column in self._small)
+        tables_of_side = [builder.finish() for builder in self._side]
+        strings, remap = self._strings(self._used_codes(name, tables_of_side))
         if remap is not None:
-            narrow[NARROW_NAME] = remap[narrow[NARROW_NAME]]
-        side = {name: self._side(i, kinds, remap) for i, (name, kinds) in enumerate(SIDE_TABLES.items())}
+            name[:] = remap[name]
+            for table, kinds in zip(tables_of_side, SIDE_TABLES.values(), strict=True):
+                _translate(table, kinds, remap)
+        side = dict(zip(SIDE_TABLES, tables_of_side, strict=True))
         names = side.pop(NAMES_TABLE)
         coverage.events = self._rows
         tables = RankTables(
-            ts=wide[WIDE_TS],
-            dur=wide[WIDE_DUR],
-            name=narrow[NARROW_NAME],
-            category=small[SMALL_CATEGORY].view(np.int8),
-            phase=small[SMALL_PHASE] & (TWICE_BIT - 1),
-            lane=narrow[NARROW_LANE],
-            correlation=wide[WIDE_CORRELATION],
-            external_id=wide[WIDE_EXTERNAL_ID],
-            stream=narrow[NARROW_STREAM],
-            device=narrow[NARROW_DEVICE],
+            ts=ts,
+            dur=dur,
+            name=name,
+            category=category.view(np.int8),
+            phase=phase & np.uint8(TWICE_BIT - 1),
+            lane=lane,
+            correlation=correlation,
+            external_id=external_id,
+            stream=stream,
+            device=device,
             side=side,
             strings=strings,
             lanes=(),
@@ -108,41 +102,24 @@ class Assembly:
             coverage=coverage,
         )
         tables.lanes = self._named_lanes(tables, names, remap)
-        _streams_from_lanes(tables, small[SMALL_PHASE] >= TWICE_BIT)
+        _streams_from_lanes(tables, phase >= TWICE_BIT)
         return tables
 
-    def _joined(self, part: str, index: int) -> Any:
-        """One column of all blocks, which lose it."""
-        columns = [getattr(block, part)[index] for block in self._blocks]
-        for block in self._blocks:
-            getattr(block, part)[index] = columns[0][:0]
-        return np.concatenate(columns) if columns else np.empty(0)
+    def _strings(self, used: Any) -> tuple[list[str], Any]:
+        """Decoded strings, and the translation of codes when two raw spellings are one string (else None).
 
-    def _side(self, index: int, kinds: dict[str, Any], remap: Any) -> SideTable:
-        parts = [block.side[index] for block in self._blocks if len(block.side[index][0])]
-        for block in self._blocks:
-            block.side[index] = _NO_SIDE
-        columns = {}
-        for column, (name, kind) in enumerate(kinds.items()):
-            joined = np.empty(sum(len(rows) for rows, _ in parts), side_dtype(kind))
-            at = 0
-            for rows, values in parts:
-                joined[at : at + len(rows)] = values[column]
-                at += len(rows)
-            columns[name] = remap[joined] if remap is not None and kind in _TEXT else joined
-        return SideTable(np.concatenate([rows for rows, _ in parts]) if parts else np.empty(0, np.int64), columns)
-
-    def _strings(self) -> tuple[list[str], Any]:
-        """Decoded strings, and the translation of codes when two raw spellings are one string (else None)."""
-        escaped = [raw for kind, raw in self._codes if kind == ESCAPED]
+        ``used``: which codes stand in a row or lane. The others come from categories, from text that was not JSON, and from buffers that
+        were cut in the wrong place: they say nothing about the file.
+        """
+        escaped = [raw for (kind, raw), is_used in zip(self._codes, used, strict=True) if kind == ESCAPED and is_used]
         literal = any(tolerant.has_literal_backslash(raw) for raw in escaped)
         self.odd_strings["literal"] = len(escaped) if literal else 0
         decoded = []
-        for kind, raw in self._codes:
+        for (kind, raw), is_used in zip(self._codes, used, strict=True):
             try:
                 text = raw.decode()
             except UnicodeDecodeError:
-                self.odd_strings["utf8"] += 1
+                self.odd_strings["utf8"] += is_used
                 text = raw.decode("utf-8", "replace")
             decoded.append(tolerant.decode_string(raw, literal) if kind == ESCAPED else text)
         distinct = dict.fromkeys(decoded)
@@ -150,6 +127,25 @@ class Assembly:
             return decoded, None
         places = {text: i for i, text in enumerate(distinct)}
         return list(distinct), np.array([places[text] for text in decoded], np.int32)
+
+    def _drop_unused_lanes(self, lane: Int32Array) -> None:
+        """Forget lanes of no row (see ``_strings``), and number the others anew in ``lane``."""
+        used = np.bincount(lane, minlength=len(self._lanes)) > 0
+        if not used.all():
+            lane[:] = (np.cumsum(used, dtype=np.int32) - 1)[lane]
+            self._lanes = {pair: lane for lane, pair in enumerate(pair for pair, is_used in zip(self._lanes, used, strict=True) if is_used)}
+
+    def _used_codes(self, name: Int32Array, side: list[SideTable]) -> list[bool]:
+        """Of every common code, whether a row or a lane has it."""
+        used = np.zeros(len(self._codes), np.bool_)
+        used[name] = True
+        for table, kinds in zip(side, SIDE_TABLES.values(), strict=True):
+            for column, kind in kinds.items():
+                if kind in _TEXT:
+                    used[table.columns[column]] = True
+        used[[value - TEXT_KEY for pair in self._lanes for value in pair if value >= TEXT_KEY]] = True
+        flags: list[bool] = used.tolist()
+        return flags
 
     def _named_lanes(self, tables: RankTables, names: SideTable, remap: Any) -> list[Lane]:
         process, thread = _lane_names(tables, names)
@@ -162,7 +158,38 @@ class Assembly:
         ]
 
 
-_NO_SIDE: tuple[Int64Array, Int64Array] = (np.empty(0, np.int64), np.empty((0, 0), np.int64))
+class _SideBuilder:
+    """A growing side table."""
+
+    def __init__(self, kinds: dict[str, Any]) -> None:
+        self._kinds = kinds
+        self._rows = Column(np.int64)
+        self._columns = {name: Column(side_dtype(kind)) for name, kind in kinds.items()}
+
+    def append(self, rows: Int64Array, columns: Int64Array, codes: Int32Array) -> None:
+        """More rows, with a worker's codes in the columns of text."""
+        self._rows.append(rows)
+        for values, (name, kind) in zip(columns, self._kinds.items(), strict=True):
+            self._columns[name].append(codes[np.where(values == NULL, 0, values)] if kind in _TEXT else values)
+
+    def finish(self) -> SideTable:
+        """The table."""
+        return SideTable(self._rows.finish(), {name: column.finish() for name, column in self._columns.items()})
+
+
+def _shift(ts: Int64Array, base: int) -> None:
+    """Add a base to times, in place; a sum beyond 64 bits is as good as missing."""
+    if base:
+        lost = ts > 2**63 - 1 - base if base > 0 else ts <= NULL - base
+        np.add(ts, base, out=ts, where=ts != NULL)
+        ts[lost] = NULL
+
+
+def _translate(table: SideTable, kinds: dict[str, Any], remap: Int32Array) -> None:
+    """Translate the codes of a table's texts, in place."""
+    for name, kind in kinds.items():
+        if kind in _TEXT:
+            table.columns[name][:] = remap[table.columns[name]]
 
 
 def _common_pair(pair: list[int], codes: Int32Array) -> tuple[int, int]:

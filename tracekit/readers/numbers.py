@@ -27,8 +27,9 @@ MINUS, PLUS, DOT, ZERO = (ord(c) for c in "-+.0")
 UPPER_E, LOWER_E = ord("E"), ord("e")
 
 _POWERS = np.array([10**n for n in range(20)], np.uint64)
-#: Numbers of this many digits always fit in an int64.
-_SAFE = 18
+#: Numbers of this many digits always fit in 64 bits.
+_SAFE = 19
+_TOP = np.uint64(1 << 63)
 _NO_LIMIT, _NO_OVERFLOW = np.int64(1 << 40), np.int64(0)  # not plain ints: see scan.py
 _LAST_TENTH = np.uint64(1844674407370955161)  # (2**64 - 1) // 10
 
@@ -84,7 +85,10 @@ def number(text, i, end, scale):  # type: ignore[no-untyped-def]
     c = load8(text, i)
     if not (c == COMMA or c == CLOSE_OBJECT or c == CLOSE_LIST or c <= 32):
         return number_by_digit(text, begin, end, scale)
-    result = np.int64(value * _POWERS[missing])
+    value *= _POWERS[missing]
+    if value >= _TOP:
+        return number_by_digit(text, begin, end, scale)
+    result = np.int64(value)
     return (-result if negative else result), i, 1
 
 
@@ -117,8 +121,7 @@ def number_by_digit(text, i, end, scale):  # type: ignore[no-untyped-def]
         value += np.uint64(1)
         if value == np.uint64(0):
             overflow = np.int64(1)
-    top = np.uint64(1) << np.uint64(63)
-    if overflow or (scale > 0 and value >= top) or (negative and value > top):
+    if overflow or (scale > 0 and value >= _TOP) or (negative and value > _TOP):
         valid = False
     if quoted:
         if load8(text, i) == QUOTE:

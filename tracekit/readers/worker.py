@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,11 +27,14 @@ COUNTS = slice(scan.ARROWS, scan.BAD_TIMES + 1)
 
 @dataclass(frozen=True)
 class Block:
-    """Rows of one piece of text, with the worker's own codes: the columns of scan.py, and for each side table (rows, columns)."""
+    """Rows of one piece of text, with the worker's own codes: the columns of scan.py, and for each side table (rows, columns).
 
-    wide: list[Int64Array]
-    narrow: list[Int32Array]
-    small: list[UInt8Array]
+    The arrays of a piece's last block are the worker's own: they hold until it parses again.
+    """
+
+    wide: Int64Array
+    narrow: Int32Array
+    small: UInt8Array
     side: list[tuple[Int64Array, Int64Array]]
 
     def __len__(self) -> int:
@@ -142,26 +146,27 @@ class Worker:
             elif stopped == scan.LANES_FULL:
                 self._room_for_lanes(2 * len(self.lanes))
             elif stopped == scan.ROWS_FULL:
-                self._take_rows(piece)
+                self._take_rows(piece, copy=True)
             else:
                 piece.stopped, piece.position = stopped, position
                 return
 
     def _finished(self, piece: Piece) -> Piece:
-        self._take_rows(piece)
+        self._take_rows(piece, copy=False)
         piece.counts[:] = self._control[COUNTS]
         return piece
 
-    def _take_rows(self, piece: Piece) -> None:
-        """Copy the rows that there are into a block, and begin again at row 0."""
+    def _take_rows(self, piece: Piece, copy: bool) -> None:
+        """Make a block of the rows that there are, and begin again at row 0."""
         rows = int(self._control[scan.ROW])
         if not rows:
             return
         side = []
         for table, (first, width) in enumerate(zip(self._spec.first, self._spec.width, strict=True)):
             used = int(self._side_used[table])
-            side.append((self._side_rows[table, :used].copy(), self._side[first : first + width, :used].copy()))
-        piece.blocks.append(Block(_head(self._wide, rows), _head(self._narrow, rows), _head(self._small, rows), side))
+            side.append((self._side_rows[table, :used], self._side[first : first + width, :used]))
+        block = Block(self._wide[:, :rows], self._narrow[:, :rows], self._small[:, :rows], side)
+        piece.blocks.append(deepcopy(block) if copy else block)
         self._control[scan.ROW] = 0
         self._side_used[:] = 0
 
@@ -173,10 +178,6 @@ class Worker:
         self._control[[scan.LANE_KEYS, scan.LANE_TABLE]] = lanes.ctypes.data, self._lane_table.ctypes.data
         self._control[[scan.LANE_MASK, scan.LANE_CAPACITY]] = len(self._lane_table) - 1, capacity
         self._code.rehash_lanes(int(self._control.ctypes.data))
-
-
-def _head(columns: Any, rows: int) -> list[Any]:
-    return [column[:rows].copy() for column in columns]
 
 
 def padded(data: bytes | memoryview) -> Any:
