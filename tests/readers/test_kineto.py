@@ -207,6 +207,14 @@ def test_old_spellings():
     assert (t.stream[0], t.device[0], t.external_id[0]) == (7, 1, 4)
 
 
+def test_the_oldest_autograd_export_lacks_a_quote():
+    event = '{name": "aten::mm", "ph": "X", "ts": 100.5, "dur": 105.0, "tid": 1, "pid": "CPU functions", "args": {}}'
+    t = read(f"[{event}, {event}]")
+    assert texts(t, t.name) == ["aten::mm"] * 2
+    assert t.dur.tolist() == [105_000] * 2
+    assert any("lacks its opening quote" in p for p in t.coverage.problems)
+
+
 def test_the_old_autograd_export():
     events = [{"name": "aten::mm", "ph": "X", "ts": 100.5, "dur": 105.0, "tid": 1, "pid": "CPU functions", "args": {}}]
     t = read(json.dumps(events))
@@ -219,6 +227,15 @@ def test_the_old_autograd_export():
     [
         (b"", "is empty"),
         (b"{}", "empty"),
+        (b"\xef\xbb\xbf\n", "empty"),
+        (b"[1, 2, 3]", "without a list traceEvents"),
+        (b'{"traceEvents": null}', "without a list traceEvents"),
+        (b'[{"time": 1}, {"time": 2}]', "something else"),
+        (b'{"traceEvents": [{"ph": "M", "name": "process_name", "pid": 1}]}', "only their metadata; profile"),
+        (b'{"traceEvents": [{"ph": "M", "name": "process_name", "pid": 1}, {"ph"', "only their metadata: it is truncated"),
+        (b'{"traceEvents": [7, null]}', "no events"),
+        (b"\x1f\x8b\x08\x00", "damaged"),
+        (b'{"schemaVersion": 1, "dev', "truncated before"),
         (gzip.compress(b""), "empty"),
         (b'{"traceEvents": []}', "no events"),
         (b'{"a": 1}', "no events"),

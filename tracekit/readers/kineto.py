@@ -10,6 +10,7 @@ import numpy as np
 
 from tracekit.errors import InputError
 from tracekit.readers import tolerant
+from tracekit.readers.compressed import BOM
 from tracekit.readers.sources import Source, clean
 from tracekit.trace.events import Category, Coverage, RankTables
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 #: Events that say nothing of the program: names of threads, the profiler's own span and its instants.
 _NOTHING_HAPPENED = [int(c) for c in (Category.METADATA, Category.TRACE, Category.OTHER)]
+_ANEW = "profile again, or copy the file anew"
 _REMEDY = "give a trace written by torch.profiler (export_chrome_trace or tensorboard_trace_handler)"
 
 
@@ -57,8 +59,7 @@ def read_trace(
     _note(coverage, events.outcome, text.damage, assembly)
     if entries().problem:
         coverage.note(entries().problem)
-    if np.isin(tables.category, _NOTHING_HAPPENED).all() and not (tables.phase == ord("X")).any():
-        raise InputError(f"{clean(source.name)} holds no events, only their metadata", "profile at least one active step")
+    _refuse_idle(source, tables)
     if events.outcome.bare_list:
         _read_as_autograd(tables)
     return tables
@@ -72,21 +73,33 @@ def warm_up() -> None:
 
 
 def _refuse_useless(source: Source, outcome: Outcome, damage: str, rows: int) -> None:
+    """InputError, one line, for a file of which nothing can be used."""
     name = clean(source.name)
-    if outcome.bytes_read == 0:
-        what = f"is damaged: {damage}" if damage else "is empty"
-        raise InputError(f"{name} {what}", "profile again, or copy the file anew")
-    if not outcome.found:
-        if outcome.head.strip(b" \t\r\n\x00") in (b"{}", b""):
-            raise InputError(f"{name} is empty: it holds no events", _REMEDY)
-        if outcome.head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
-            if outcome.head_is_cut:
-                raise InputError(f"{name} holds no events: it is truncated before its first event", "copy the file anew, or profile again")
-            raise InputError(f"{name} holds no events (JSON without traceEvents)", _REMEDY)
+    text = outcome.head.removeprefix(BOM).strip(b" \t\r\n\x00")
+    if outcome.bytes_read == 0 and damage:
+        raise InputError(f"{name} is damaged: {damage}", _ANEW)
+    if text in (b"", b"{}"):
+        raise InputError(f"{name} is empty: it holds no events", _ANEW)
+    if text[:1] not in (b"{", b"["):
         raise InputError(f"{name} is not a trace (neither JSON nor packed JSON)", _REMEDY)
-    if rows == 0:
-        cut = ": it is truncated before its first event" if outcome.truncated else ""
-        raise InputError(f"{name} holds no events{cut}", "profile at least one active step")
+    if rows:
+        return
+    if outcome.head_is_cut or (outcome.found and outcome.truncated):
+        raise InputError(f"{name} holds no events: it is truncated before its first event", _ANEW)
+    if outcome.found and not outcome.bare_list:
+        raise InputError(f"{name} holds no events", "profile at least one active step")
+    raise InputError(f"{name} holds no events (JSON without a list traceEvents)", _REMEDY)
+
+
+def _refuse_idle(source: Source, tables: RankTables) -> None:
+    """InputError for a trace that says nothing of the program."""
+    if (tables.phase == ord("X")).any() or not np.isin(tables.category, _NOTHING_HAPPENED).all():
+        return
+    name = clean(source.name)
+    if not tables.phase.any():
+        raise InputError(f"{name} holds no events (JSON of something else)", _REMEDY)
+    cut = ": it is truncated behind them" if tables.coverage.status == "truncated" else ""
+    raise InputError(f"{name} holds no events, only their metadata{cut}", _ANEW if cut else "profile at least one active step")
 
 
 def _note(coverage: Coverage, outcome: Outcome, damage: str, assembly: Assembly) -> None:
