@@ -153,11 +153,8 @@ def _is_barrier(name: str) -> bool:
 
 def _ranges(tables: RankTables, wanted: Callable[[str], bool], *categories: Category) -> intervals.IntervalSet:
     """Union of the host ranges whose name is wanted."""
-    names = np.zeros(len(tables.strings), np.bool_)
     rows = tables.rows(*categories)
-    used = np.flatnonzero(np.bincount(tables.name[rows], minlength=len(tables.strings)))
-    names[used] = [wanted(tables.text(int(code))) for code in used]
-    rows = rows[names[tables.name[rows]] & (tables.dur[rows] > 0) & (tables.ts[rows] != NULL)]
+    rows = rows[tables.each_text(tables.name[rows], wanted) & (tables.dur[rows] > 0) & (tables.ts[rows] != NULL)]
     return intervals.union(tables.ts[rows], tables.ts[rows] + tables.dur[rows])
 
 

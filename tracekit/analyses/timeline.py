@@ -21,10 +21,10 @@ import pandas as pd
 
 from tracekit.analyses import stragglers
 from tracekit.analyses._common import known, listed, step_times, text_of
-from tracekit.collectives.kinds import kind_of_annotation
 from tracekit.findings import Finding, Section, Timeline
 from tracekit.job.activity import Activity, Work
 from tracekit.job.model import Job
+from tracekit.job.operations import is_context
 from tracekit.trace.events import Category, Int64Array
 from tracekit.trace.steps import PHASE_NAMES
 from tracekit.units import NS_PER_US
@@ -191,10 +191,7 @@ def _annotations(activity: Activity, low: int, high: int) -> tuple[Int64Array, I
     rows = tables.rows(Category.USER_ANNOTATION)
     start, duration = tables.ts[rows], tables.dur[rows]
     rows = rows[(duration > 0) & (start < high) & (start + np.maximum(duration, 0) > low)]
-    used, inverse = np.unique(tables.name[rows], return_inverse=True)
-    texts = [tables.text(int(code)) for code in used]
-    own = np.array([kind_of_annotation(text) is None and not text.startswith("ProfilerStep") for text in texts], np.bool_)
-    rows = rows[own[inverse]] if len(used) else rows
+    rows = rows[tables.each_text(tables.name[rows], is_context)]
     rows = rows[np.argsort(-tables.dur[rows], kind="stable")[:KEPT_ANNOTATIONS]]
     rows = rows[np.lexsort((-tables.dur[rows], tables.ts[rows]))]
     free = [0] * MOST_LEVELS  # when each level is free again

@@ -5,7 +5,6 @@ CPU jobs have no device. There the host's threads take its place: top-level oper
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy as np
 from tracekit.collectives.kinds import kernel_class, kind_of_annotation, kind_of_operator
 from tracekit.job.activity import DeviceWork, Work
 from tracekit.trace import correlate, durations, intervals
-from tracekit.trace.events import BoolArray, Category, Int8Array, Int32Array, Int64Array, RankTables
+from tracekit.trace.events import BoolArray, Category, Int8Array, Int64Array, RankTables
 from tracekit.trace.steps import Steps
 from tracekit.units import NULL
 
@@ -59,7 +58,7 @@ def _device_pieces(tables: RankTables, rows: Int64Array, span: tuple[int, int]) 
 
 def _is_communication(tables: RankTables, rows: Int64Array) -> BoolArray:
     """Metadata on the kernel decides, then the kernel's name."""
-    by_name = name_lookup(tables, tables.name[rows], lambda text: kernel_class(text) is not None)
+    by_name = tables.each_text(tables.name[rows], lambda text: kernel_class(text) is not None)
     side = tables.side["communication"]
     named = side.columns["Collective name"] if len(side) else np.zeros(0, np.int32)
     at = side.at(rows)
@@ -69,25 +68,16 @@ def _is_communication(tables: RankTables, rows: Int64Array) -> BoolArray:
     return found
 
 
-def name_lookup(tables: RankTables, codes: Int32Array, predicate: Callable[[str], bool]) -> BoolArray:
-    """``predicate`` of the string of each code, called once a distinct string."""
-    used, inverse = np.unique(codes, return_inverse=True)
-    verdict = np.array([predicate(tables.text(int(code))) for code in used], np.bool_)
-    return verdict[inverse] if len(used) else np.zeros(len(codes), np.bool_)
-
-
-def _host_ranges(tables: RankTables) -> Int64Array:
+def host_ranges(tables: RankTables) -> Int64Array:
+    """Rows of operators and annotations that have an end."""
     rows = tables.rows(Category.OPERATOR, Category.USER_ANNOTATION)
     return rows[tables.dur[rows] >= 0]
 
 
 def _host_communication(tables: RankTables) -> Pieces:
     """The ranges in which a host backend moves bytes (``gloo:all_reduce``)."""
-    rows = _host_ranges(tables)
-    chosen = name_lookup(
-        tables, tables.name[rows], lambda text: text.startswith(HOST_BACKENDS) and kind_of_annotation(text) is not None
-    )
-    rows = rows[chosen]
+    rows = host_ranges(tables)
+    rows = rows[tables.each_text(tables.name[rows], lambda text: text.startswith(HOST_BACKENDS) and kind_of_annotation(text) is not None)]
     start = tables.ts[rows]
     work = np.full(len(rows), int(Work.COMMUNICATION), np.int8)
     return Pieces(rows, start, start + tables.dur[rows], work, np.zeros(len(rows), np.bool_))
@@ -97,7 +87,7 @@ def _host_compute(tables: RankTables) -> Pieces:
     """Top-level operators of each thread, without the collectives called (and waited for) inside them."""
     rows = tables.rows(Category.OPERATOR)
     rows = rows[(tables.dur[rows] >= 0) & (tables.ts[rows] != NULL)]
-    collective = name_lookup(tables, tables.name[rows], _is_collective_call)
+    collective = tables.each_text(tables.name[rows], _is_collective_call)
     calls, operators = rows[collective], rows[~collective]
     operators = operators[correlate.enclosing(tables, operators, operators) < 0]
     index, start, end = _outside_calls(tables, operators, calls)
@@ -180,7 +170,7 @@ def _note_launches(tables: RankTables, work: DeviceWork) -> None:
     if missing:
         tables.coverage.note(f"{missing} of {len(work)} kernels and copies have no launch in the trace (launched before it began)")
     known = work.launch_row[work.launch_row >= 0]
-    replayed = name_lookup(tables, tables.name[known], lambda text: text.startswith(_GRAPH_LAUNCHES))
+    replayed = tables.each_text(tables.name[known], lambda text: text.startswith(_GRAPH_LAUNCHES))
     if replayed.any():
         calls = len(np.unique(known[replayed]))
         tables.coverage.note(

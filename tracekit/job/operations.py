@@ -7,7 +7,7 @@ a kernel called SendRecv may be any collective, an uneven all-gather runs as bro
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -15,7 +15,7 @@ import pandas as pd
 from tracekit import schema
 from tracekit.collectives import kinds
 from tracekit.job.activity import DeviceWork, Work
-from tracekit.job.device import HOST_BACKENDS
+from tracekit.job.device import HOST_BACKENDS, host_ranges
 from tracekit.job.shapes import TensorShapes, tensor_shapes
 from tracekit.trace import correlate
 from tracekit.trace.events import Category, Int32Array, Int64Array, RankTables
@@ -48,7 +48,7 @@ def local_operations(
     at = np.flatnonzero(work.work == Work.COMMUNICATION)
     operation = work.operation.copy()
     operation[at] = np.arange(len(at), dtype=np.int32)
-    work = DeviceWork(**{**work.__dict__, "operation": operation})
+    work = replace(work, operation=operation)
     if not len(at):
         return schema.LOCAL_OPERATIONS.empty(), work
     links = _links(tables, work.row[at], work.launch_row[at], work.start[at])
@@ -57,14 +57,13 @@ def local_operations(
     called = np.full(len(at), NULL, np.int64)
     known = links.anchor >= 0
     called[known] = tables.ts[links.anchor[known]]
-    launch_step = work.launch_step[at].copy()
     frame = schema.LOCAL_OPERATIONS.frame(
         {
             "start_ns": work.start[at],
             "end_ns": work.end[at],
             "launch_ns": called,
             "step": work.step[at],
-            "launch_step": launch_step,
+            "launch_step": work.launch_step[at],
             "kind": kind,
             "implementation": implementation,
             "evidence": evidence,
@@ -100,20 +99,18 @@ def _names(tables: RankTables, rows: Int64Array) -> Int32Array:
 
 def _coded_rows(tables: RankTables, rows: Int64Array, wanted: Callable[[str], bool]) -> Int64Array:
     """The rows whose name satisfies ``wanted``."""
-    used, inverse = np.unique(tables.name[rows], return_inverse=True)
-    verdict = np.array([wanted(tables.text(int(code))) for code in used], np.bool_)
-    return rows[verdict[inverse]] if len(used) else rows
+    found: Int64Array = rows[tables.each_text(tables.name[rows], wanted)]
+    return found
 
 
 def _links(tables: RankTables, rows: Int64Array, launch: Int64Array, start: Int64Array) -> Links:
     side = tables.side["communication"]
-    host = tables.rows(Category.OPERATOR, Category.USER_ANNOTATION)
-    host = host[tables.dur[host] >= 0]
+    host = host_ranges(tables)
     calls = _coded_rows(tables, host, lambda text: kinds.kind_of_operator(text) is not None)
     annotations = _coded_rows(
         tables, host, lambda text: kinds.kind_of_annotation(text) is not None and not text.startswith(HOST_BACKENDS)
     )
-    contexts = _coded_rows(tables, tables.rows(Category.USER_ANNOTATION), _is_context)
+    contexts = _coded_rows(tables, tables.rows(Category.USER_ANNOTATION), is_context)
     records = _coded_rows(tables, host, lambda text: text == RECORD)
     records = records[side.at(records) >= 0]
     anchor = launch.copy()
@@ -133,7 +130,7 @@ def _links(tables: RankTables, rows: Int64Array, launch: Int64Array, start: Int6
     return Links(anchor, side.at(rows), np.where(record >= 0, side.at(record), -1), operator, around(annotations), around(contexts))
 
 
-def _is_context(text: str) -> bool:
+def is_context(text: str) -> bool:
     """An annotation that says what the program was doing, not which step or which backend call."""
     return kinds.kind_of_annotation(text) is None and not text.startswith("ProfilerStep")
 
@@ -237,7 +234,7 @@ def _metadata(tables: RankTables, links: Links, shapes: TensorShapes, group_of: 
         "seq": number("Seq"),
         "dtype": _filled(dtype, shapes.dtype),
         "in_elements": np.where(recorded, ingoing, shapes.elements),
-        "out_elements": np.where(recorded, outgoing, shapes.out_elements),
+        "out_elements": outgoing,  # an operator's outputs are not recorded
         "in_split": lookup(tables, code("In split size"), _split),
         "out_split": lookup(tables, code("Out split size"), _split),
         "source_rank": number("Src Rank"),

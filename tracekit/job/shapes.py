@@ -20,12 +20,11 @@ from tracekit.units import NULL
 class TensorShapes:
     """One entry a row.
 
-    ``elements`` of all tensors of the first argument that holds any, NULL where not recorded; ``out_elements`` NULL (an operator's
-    outputs are not recorded); ``dtype`` of those tensors, '' where not recorded or mixed; ``tensors`` how many (at least 1).
+    ``elements`` of all tensors of the first argument that holds any, NULL where not recorded; ``dtype`` of those tensors, '' where
+    not recorded or mixed; ``tensors`` how many (at least 1).
     """
 
     elements: Int64Array
-    out_elements: Int64Array
     dtype: pd.Categorical
     tensors: Int32Array
 
@@ -44,8 +43,7 @@ def tensor_shapes(tables: RankTables, rows: Int64Array) -> TensorShapes:
     dtypes = [r[1] for r in read] or [""]
     categories = list(dict.fromkeys(dtypes))
     codes = np.array([categories.index(d) for d in dtypes], np.int64)
-    outputs = np.full(len(rows), NULL, np.int64)
-    return TensorShapes(elements[inverse], outputs, categorical(codes[inverse], categories), tensors[inverse])
+    return TensorShapes(elements[inverse], categorical(codes[inverse], categories), tensors[inverse])
 
 
 def _read(dims: str, types: str) -> tuple[int, str, int]:

@@ -8,7 +8,7 @@ ProcessGroupNCCL.cpp), so only symmetric collectives on the default group count.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -80,10 +80,10 @@ def _default_group_rows(tables: RankTables, world: int | None) -> tuple[npt.NDAr
     if side is None or not len(side):
         return np.empty(0, np.int64), None
     column = side.columns
-    symmetric = _where(tables, column["Collective name"], lambda name: _SYMMETRIC.search(name) is not None)
-    described = _where(tables, column["Process Group Description"], lambda text: text == "default_pg")
+    symmetric = tables.each_text(column["Collective name"], lambda name: _SYMMETRIC.search(name) is not None)
+    described = tables.each_text(column["Process Group Description"], lambda text: text == "default_pg")
     sizes = column["Group size"]
-    first = _where(tables, column["Process Group Name"], lambda text: text == "0")
+    first = tables.each_text(column["Process Group Name"], lambda text: text == "0")
     start, stride = column["Global rank start"], column["Global rank stride"]
     regular = ((start == NULL) | (start == 0)) & ((stride == NULL) | (stride == 1) | (sizes == 1))
     largest = world if world is not None else int(sizes.max(initial=NULL))
@@ -91,12 +91,6 @@ def _default_group_rows(tables: RankTables, world: int | None) -> tuple[npt.NDAr
     rows = np.flatnonzero(symmetric & default)
     known = np.unique(sizes[rows][sizes[rows] != NULL])
     return rows, int(known[0]) if len(known) == 1 else None
-
-
-def _where(tables: RankTables, codes: npt.NDArray[Any], wanted: Callable[[str], bool]) -> npt.NDArray[Any]:
-    """Which entries of a column of string codes have a text that ``wanted`` accepts."""
-    accepted = [code for code in np.unique(codes).tolist() if code > 0 and wanted(tables.text(code))]
-    return np.isin(codes, np.array(accepted, codes.dtype))
 
 
 def world_size(infos: list[dict[str, Any]], tables: RankTables) -> int | None:

@@ -24,11 +24,8 @@ def launches(tables: RankTables, rows: Int64Array) -> Int64Array:
     calls = calls[tables.correlation[calls] > 0]
     if not len(calls) or not len(rows):
         return result
-    verdict = {int(c): _rank_of(tables.text(int(c))) for c in np.unique(tables.name[calls])}
-    preference = np.zeros(max(verdict) + 1, np.int8)
-    preference[list(verdict)] = list(verdict.values())
     keys = tables.correlation[calls]
-    order = np.lexsort((preference[tables.name[calls]], keys))
+    order = np.lexsort((tables.each_text(tables.name[calls], _rank_of, np.int8), keys))
     keys, calls = keys[order], calls[order]
     wanted = tables.correlation[rows]
     at = np.minimum(np.searchsorted(keys, wanted, side="left"), len(keys) - 1)

@@ -6,7 +6,7 @@ Every reader ends here and every analysis begins here. One row is one event of t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Literal
@@ -204,13 +204,17 @@ class RankTables:
         wanted = np.isin(self.category, [int(c) for c in categories])
         return np.flatnonzero(wanted & (self.phase == ord("X"))).astype(np.int64)
 
-    def codes(self, predicate_names: Mapping[str, Any]) -> Int32Array:
-        """Codes of the strings that are keys of ``predicate_names``."""
-        return np.array([i for i, s in enumerate(self.strings) if s in predicate_names], np.int32)
-
     def text(self, code: int) -> str:
         """The string of a code; '' for a missing one."""
         return self.strings[code] if code > 0 else ""
+
+    def each_text(self, codes: npt.NDArray[Any], ask: Callable[[str], Any], dtype: npt.DTypeLike = np.bool_) -> npt.NDArray[Any]:
+        """``ask`` of the string of each code, called once a distinct string ('' for a missing one); results as ``dtype``."""
+        used = np.flatnonzero(np.bincount(codes, minlength=1))
+        answers = np.zeros(int(used[-1]) + 1 if len(used) else 1, dtype)
+        answers[used] = [ask(self.text(code)) for code in used.tolist()]
+        found: npt.NDArray[Any] = answers[codes]
+        return found
 
 
 def no_side_tables() -> dict[str, SideTable]:

@@ -105,12 +105,12 @@ def find_steps(tables: RankTables) -> Steps:
 
 def _numbers(tables: RankTables, rows: Int64Array, pattern: re.Pattern[str]) -> Int64Array:
     """The number in the name of each row that matches; -1 otherwise."""
-    lookup = np.full(len(tables.strings), -1, np.int64)
-    for code in np.unique(tables.name[rows]).tolist():
-        found = pattern.match(tables.text(code))
-        if found:
-            lookup[code] = int(found.group(1))
-    return lookup[tables.name[rows]]
+
+    def number(text: str) -> int:
+        found = pattern.match(text)
+        return int(found.group(1)) if found else -1
+
+    return tables.each_text(tables.name[rows], number, np.int64)
 
 
 def _steps(tables: RankTables, rows: Int64Array, number: Int64Array, source: str) -> Steps:
@@ -201,13 +201,10 @@ def _ranges(tables: RankTables, rows: Int64Array) -> tuple[Int64Array, Int64Arra
 def _autograd(tables: RankTables) -> Int64Array:
     """Operators of backward: the engine's own ranges, gradient accumulation, and what was made by a forward on another thread."""
     rows = tables.rows(Category.OPERATOR)
-    lookup = np.zeros(len(tables.strings), np.bool_)
-    for code in np.unique(tables.name[rows]).tolist():
-        text = tables.text(code)
-        lookup[code] = text.startswith(_AUTOGRAD) or text.endswith(_ACCUMULATE)
+    run = tables.each_text(tables.name[rows], lambda text: text.startswith(_AUTOGRAD) or text.endswith(_ACCUMULATE))
     side = tables.side["autograd"]
     made = side.rows[side.columns["Fwd thread id"] > 0]
-    return np.concatenate([rows[lookup[tables.name[rows]]], made[tables.category[made] == Category.OPERATOR]])
+    return np.concatenate([rows[run], made[tables.category[made] == Category.OPERATOR]])
 
 
 def _tracked(tables: RankTables) -> intervals.IntervalSet:
