@@ -67,13 +67,14 @@ def _typed(values: object, dtype: str) -> object:
     return np.asarray(values, dtype=dtype)
 
 
-def _schema(name: str, *columns: tuple[str, str, str, str]) -> Schema:
+def table(name: str, *columns: tuple[str, str, str, str]) -> Schema:
+    """A schema from (column, dtype, unit, meaning)."""
     return Schema(name, tuple(Column(*column) for column in columns))
 
 
 #: Communication operations of ONE window of one rank, in order of start: one row is one collective or one point-to-point
 #: (batch of) transfer as this rank ran it: a device kernel, or on CPU the backend's work. Times are absolute (Unix) on the rank's clock.
-LOCAL_OPERATIONS = _schema(
+LOCAL_OPERATIONS = table(
     "local_operations",
     ("start_ns", "int64", "ns", "start on the device (CPU jobs: on the backend's thread)"),
     ("end_ns", "int64", "ns", "end on the device"),
@@ -102,7 +103,7 @@ LOCAL_OPERATIONS = _schema(
 
 #: Communication operations of the whole job: LOCAL_OPERATIONS joined with groups, mesh, bytes and matches.
 #: Times are on the job's aligned clock.
-OPERATIONS = _schema(
+OPERATIONS = table(
     "operations",
     ("rank", "int32", "", "global rank"),
     ("window", "int32", "", "index into job.windows"),
@@ -127,7 +128,7 @@ OPERATIONS = _schema(
 )
 
 #: One collective (or one send with its recv) seen on several ranks.
-MATCHES = _schema(
+MATCHES = table(
     "matches",
     ("group", "int32", "", "index into job.groups; -1 unknown"),
     ("kind", "str", "", "collectives.kinds vocabulary; a matched send/recv pair is 'send'"),
@@ -148,4 +149,4 @@ MATCHES = _schema(
 
 def categorical(codes: npt.NDArray[np.integer[Any]], words: Sequence[str]) -> pd.Categorical:
     """A text column: ``codes[i]`` is the place of its word in ``words`` (which are distinct)."""
-    return pd.Categorical.from_codes(codes.tolist(), categories=pd.Index(list(words), dtype="object"))
+    return pd.Categorical.from_codes(np.asarray(codes, np.int64), categories=pd.Index(list(words), dtype="str"))

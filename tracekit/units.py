@@ -6,6 +6,8 @@ Sizes are int64 bytes. A gigabyte is 10^9 bytes, as in nccl-tests.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 #: Missing value of every int64 column: no duration, size or identifier can be this number.
@@ -23,13 +25,6 @@ def microseconds(ns: int | None) -> float | None:
     return None if ns is None or ns == NULL else int(ns) / NS_PER_US
 
 
-def gb_per_second(size_bytes: int | None, ns: int | None) -> float | None:
-    """Bandwidth [10^9 bytes/s] of ``size_bytes`` moved in ``ns``; ``None`` where either is unknown or no time passed."""
-    if size_bytes is None or ns is None or NULL in (size_bytes, ns) or ns <= 0:
-        return None
-    return size_bytes / ns  # bytes per ns is 10^9 bytes per second
-
-
 def format_ns(ns: int | float) -> str:
     """Nanoseconds for a reader: the unit follows the size (``812 us``, ``1.25 ms``, ``3.4 s``)."""
     size = abs(ns)
@@ -45,3 +40,9 @@ def format_bytes(size: int | float) -> str:
         if abs(size) >= scale:
             return f"{size / scale:.3g} {unit}" if abs(size) < 1000 * scale else f"{size / scale:.0f} {unit}"
     return f"{size:.0f} B"
+
+
+def listed(items: Sequence[object], limit: int = 6) -> str:
+    """The first few for a reader, then how many there are (``0, 1, 2, ... (62 in all)``)."""
+    text = ", ".join(str(item) for item in items[:limit])
+    return f"{text}, ... ({len(items)} in all)" if len(items) > limit else text

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from tracekit.analyses._common import POINT_TO_POINT, codes, table
+from tracekit.analyses._common import codes
 from tracekit.analyses._groups import Spread, spread
 from tracekit.collectives.cost import busbw_factor
+from tracekit.collectives.kinds import POINT_TO_POINT
 from tracekit.job.model import Job
+from tracekit.schema import table
 from tracekit.trace.events import BoolArray, Int64Array
 from tracekit.units import NULL
 

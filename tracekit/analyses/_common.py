@@ -12,19 +12,13 @@ import pandas as pd
 
 from tracekit.job.activity import Window
 from tracekit.job.model import Job
-from tracekit.schema import Column, Schema
+from tracekit.schema import Schema
 from tracekit.trace.events import Int64Array, RankTables
 from tracekit.trace.steps import Steps
 from tracekit.units import NS_PER_US, NULL
 
 #: How an axis that is not known is called wherever it leaves tracekit.
 UNKNOWN_AXIS = "unknown"
-POINT_TO_POINT = ("send", "recv", "send_recv")
-
-
-def table(name: str, *columns: tuple[str, str, str, str]) -> Schema:
-    """A schema from (column, dtype, unit, meaning)."""
-    return Schema(name, tuple(Column(*column) for column in columns))
 
 
 #: The first columns of every table with one row a rank and step.
@@ -121,11 +115,6 @@ def axes(job: Job) -> tuple[npt.NDArray[np.int64], list[str]]:
     return place[found] if len(found) else found, distinct
 
 
-def coded(numbers: npt.NDArray[np.int64], names: Sequence[str]) -> pd.Categorical[str]:
-    """Codes with their names as a categorical."""
-    return pd.Categorical.from_codes(numbers, categories=pd.Index(list(names), dtype="str"))
-
-
 def us(ns: int | float | None) -> float | None:
     """Nanoseconds as microseconds; None and NULL stay None, and so does a mean of nothing (NaN)."""
     return None if ns is None or ns == NULL or ns != ns else float(ns) / NS_PER_US
@@ -178,9 +167,3 @@ def text_of(tables: RankTables, code: int) -> str:
 def plural(count: int, one: str, many: str = "") -> str:
     """``1 rank``, ``3 ranks``."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
-
-
-def listed(items: Sequence[object], limit: int = 6) -> str:
-    """The first few, then how many there are."""
-    text = ", ".join(str(item) for item in items[:limit])
-    return f"{text}, ... ({len(items)} in all)" if len(items) > limit else text

@@ -33,12 +33,12 @@ from tracekit.analyses._common import (
     records,
     step_frame,
     step_times,
-    table,
     us_column,
 )
 from tracekit.findings import Finding, Section, StackedBars, Table
 from tracekit.job.activity import Activity, Work
 from tracekit.job.model import Job
+from tracekit.schema import table
 from tracekit.trace import intervals
 from tracekit.trace.events import BoolArray, Int64Array
 from tracekit.units import NS_PER_US, NULL, format_ns

@@ -25,12 +25,12 @@ import pandas as pd
 
 from tracekit.analyses import _collective_rows as gather
 from tracekit.analyses import _thresholds as thresholds
-from tracekit.analyses._common import UNKNOWN_AXIS, known, listed, us
+from tracekit.analyses._common import UNKNOWN_AXIS, known, us
 from tracekit.analyses._groups import Spread, spread
 from tracekit.findings import Finding, Section, Table
 from tracekit.job.model import Job
 from tracekit.mesh.process_groups import ProcessGroup
-from tracekit.units import NS_PER_US, NULL, format_bytes, format_ns
+from tracekit.units import NS_PER_US, NULL, format_bytes, format_ns, listed
 
 ORDER = 40
 

@@ -41,13 +41,13 @@ from tracekit.analyses._common import (
     records,
     step_frame,
     step_times,
-    table,
     us_column,
 )
 from tracekit.collectives.kinds import kind_of_annotation, kind_of_operator
 from tracekit.findings import Finding, Section, StackedBars, Table
 from tracekit.job.activity import Activity, DeviceWork, Work
 from tracekit.job.model import Job
+from tracekit.schema import table
 from tracekit.trace import intervals
 from tracekit.trace.events import Category, Int64Array, RankTables
 from tracekit.units import NS_PER_US, NULL, format_ns

@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tracekit.analyses._common import table, text_of, us, us_column
+from tracekit.analyses._common import text_of, us, us_column
 from tracekit.findings import Finding, Section, Table
 from tracekit.job.activity import Activity
 from tracekit.job.model import Job
+from tracekit.schema import table
 from tracekit.trace import correlate
 from tracekit.trace.events import Category, Int64Array, RankTables
 from tracekit.units import NULL

@@ -31,7 +31,6 @@ from tracekit.analyses._common import (
     UNKNOWN_AXIS,
     a_step,
     axes,
-    coded,
     mean_by_rank,
     measured,
     plural,
@@ -39,13 +38,13 @@ from tracekit.analyses._common import (
     records,
     step_frame,
     step_times,
-    table,
     us_column,
     whole,
 )
 from tracekit.findings import Chart, Finding, Heatmap, Section, StackedBars, Table
 from tracekit.job.activity import Activity, Work
 from tracekit.job.model import Job
+from tracekit.schema import categorical, table
 from tracekit.trace import intervals
 from tracekit.trace.events import Int64Array
 from tracekit.units import NS_PER_US, NULL, format_ns
@@ -241,5 +240,5 @@ def _by_axis(job: Job) -> pd.DataFrame:
     if not data["rank"]:
         return BY_AXIS.empty()
     columns: dict[str, Any] = {name: np.concatenate(parts) for name, parts in data.items()}
-    columns["axis"] = coded(columns["axis"], names)
+    columns["axis"] = categorical(columns["axis"], names)
     return BY_AXIS.frame(columns)

@@ -17,10 +17,11 @@ import numpy as np
 import pandas as pd
 
 from tracekit.analyses import _exposed
-from tracekit.analyses._common import UNKNOWN_AXIS, known, rank_labels, table, us, us_column
+from tracekit.analyses._common import UNKNOWN_AXIS, known, rank_labels, us, us_column
 from tracekit.findings import Chart, Finding, Heatmap, Section, Table
 from tracekit.job.model import Job
 from tracekit.mesh.process_groups import ProcessGroup, short_ranks
+from tracekit.schema import table
 from tracekit.trace import intervals
 from tracekit.trace.events import Int64Array
 from tracekit.units import NULL

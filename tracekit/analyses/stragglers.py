@@ -22,21 +22,11 @@ import numpy as np
 import pandas as pd
 
 from tracekit.analyses import _thresholds as thresholds
-from tracekit.analyses._common import (
-    POINT_TO_POINT,
-    UNKNOWN_AXIS,
-    a_step,
-    axes,
-    coded,
-    codes,
-    plural,
-    rank_labels,
-    step_times,
-    table,
-    us,
-)
+from tracekit.analyses._common import UNKNOWN_AXIS, a_step, axes, codes, plural, rank_labels, step_times, us
+from tracekit.collectives.kinds import POINT_TO_POINT
 from tracekit.findings import Chart, Finding, Heatmap, Section, Severity, Table
 from tracekit.job.model import Job
+from tracekit.schema import categorical, table
 from tracekit.units import NS_PER_US, NULL, format_ns
 
 ORDER = 50
@@ -267,8 +257,8 @@ def _matched_rows(job: Job, matched: pd.DataFrame, shared: set[int]) -> pd.DataF
     return pd.DataFrame(
         {
             "rank": matched["rank"].to_numpy().astype(np.int64),
-            "axis": coded(axis_code[chosen], names),
-            "kind": coded(kind, kinds),
+            "axis": categorical(axis_code[chosen], names),
+            "kind": categorical(kind, kinds),
             "pipeline": np.isin(kind, [i for i, text in enumerate(kinds) if text in POINT_TO_POINT]),
             "match": match,
             "wait": matched["wait_ns"].to_numpy(),

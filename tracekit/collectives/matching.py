@@ -25,7 +25,7 @@ from tracekit.collectives._work import Work, distinct_of, extremes, numbered, pl
 from tracekit.collectives.kinds import KINDS
 from tracekit.mesh.process_groups import ProcessGroups
 from tracekit.trace.events import Int32Array, Int64Array
-from tracekit.units import NULL
+from tracekit.units import NULL, listed
 
 #: No more than this many sentences of one sort.
 _MOST_NOTES = 8
@@ -126,10 +126,8 @@ def _note_edges(work: Work, rows: Int64Array, pair: Int64Array, groups: ProcessG
     _, first = np.unique(owner, return_index=True)
     for number, at in enumerate(alone[np.sort(first)][:_MOST_NOTES].tolist()):
         numbers = np.unique(work.seq[rows[alone[owner == number]]]).tolist()
-        shown = ", ".join(str(s) for s in numbers[:6])
-        more = f", ... ({len(numbers)} in all)" if len(numbers) > 6 else ""
         name = groups[int(group[at])].id
-        notes.append(f"group {name}: seq {shown}{more} of rank {rank[at]} is not seen on every other rank that was read")
+        notes.append(f"group {name}: seq {listed(numbers)} of rank {rank[at]} is not seen on every other rank that was read")
     if len(first) > _MOST_NOTES:
         notes.append(f"{len(first) - _MOST_NOTES} more ranks show sequence numbers that others of their group do not")
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from tracekit.mesh.process_groups import LocalGroup
@@ -84,19 +83,6 @@ class Activity:
         """Where problems with this file are noted."""
         return self.tables.coverage
 
-    def spans(self) -> list[tuple[int, int, int]]:
-        """(index, start, end) of each step; one span of index 0 over the whole window where the trace marks no steps."""
-        if len(self.steps):
-            return [(i, int(s), int(e)) for i, (s, e) in enumerate(zip(self.steps.start, self.steps.end, strict=True))]
-        return [(0, *self.window)] if self.steps.source == "none" else []
-
-    def names(self, codes: Int32Array) -> pd.Categorical:
-        """Codes as a categorical of their strings (only the used ones)."""
-        used, compact = np.unique(codes, return_inverse=True)
-        texts = [self.tables.text(int(c)) for c in used]
-        categories = pd.Index(list(dict.fromkeys(texts)), dtype="str")
-        return pd.Categorical.from_codes(categories.get_indexer(pd.Index(texts, dtype="str"))[compact], categories=categories)
-
 
 @dataclass
 class Window:
@@ -110,5 +96,4 @@ class Window:
     steps: Steps
     groups: list[LocalGroup]
     operations: pd.DataFrame
-    metadata: dict[str, Any]
     reduced: dict[str, Any] = field(default_factory=dict)  # analysis name -> what its reduce() returned

@@ -12,12 +12,11 @@ import numpy as np
 from tracekit.collectives.kinds import kernel_class, kind_of_annotation, kind_of_operator
 from tracekit.job.activity import DeviceWork, Work
 from tracekit.trace import correlate, durations, intervals
-from tracekit.trace.events import BoolArray, Category, Int8Array, Int64Array, RankTables
+from tracekit.trace.events import DEVICE_WORK, BoolArray, Category, Int8Array, Int64Array, RankTables
 from tracekit.trace.steps import Steps
 from tracekit.units import NULL
 
 _COPIES = (Category.MEMCPY, Category.MEMSET)
-_DEVICE = (Category.KERNEL, *_COPIES)
 #: Backends whose annotations ARE the communication (it runs on the host). An ``nccl:`` range only encloses a launch.
 HOST_BACKENDS = ("gloo:", "mpi:", "ucc:")
 _GRAPH_LAUNCHES = ("cudaGraphLaunch", "hipGraphLaunch", "cuGraphLaunch")
@@ -36,7 +35,7 @@ class Pieces:
 
 def device_work(tables: RankTables, steps: Steps, span: tuple[int, int]) -> tuple[DeviceWork, bool]:
     """All work of the rank, linked and sorted by start, and whether it is a CPU job (no kernel and no copy in the trace)."""
-    rows = tables.rows(*_DEVICE)
+    rows = tables.rows(*DEVICE_WORK)
     on_cpu = not len(rows)
     device = _host_compute(tables) if on_cpu else _device_pieces(tables, rows, span)
     work = _link(tables, _joined(device, _host_communication(tables)), steps, on_cpu)
@@ -146,7 +145,7 @@ def _link(tables: RankTables, pieces: Pieces, steps: Steps, on_cpu: bool) -> Dev
     elif known.any():
         launches, inverse = np.unique(launch_row[known], return_inverse=True)
         operator_row[known] = correlate.enclosing(tables, launches, tables.rows(Category.OPERATOR))[inverse]
-    host = ~np.isin(tables.category[row], [int(c) for c in _DEVICE])
+    host = ~np.isin(tables.category[row], [int(c) for c in DEVICE_WORK])
     return DeviceWork(
         row=row,
         start=start,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +23,7 @@ from tracekit.mesh.topology import nodes, spans_nodes
 from tracekit.readers.identity import resolve
 from tracekit.trace.clock import Clock, align
 from tracekit.trace.events import Coverage
-from tracekit.units import NULL
+from tracekit.units import NULL, listed
 
 
 def join(
@@ -37,7 +37,8 @@ def join(
     used, notes = _ranked(windows, ranks)
     everything = sorted([*coverage, *(w.coverage for w in windows)], key=lambda c: c.file)
     world_size, present, missing, world_notes = _world(used, everything, ranks)
-    notes += [*world_notes, *_steps_apart(used)]
+    recorded = _steps_of_ranks(used)
+    notes += [*world_notes, *_steps_apart(recorded)]
     groups, group_notes = unite([(w.rank if w.rank is not None else 0, w.groups) for w in used], world_size)
     layout, axes, mesh_notes = infer_mesh(groups, world_size, present, parse_mesh(mesh) if mesh else None)
     hosts = {w.rank: w.identity.host for w in used if w.rank is not None}
@@ -56,7 +57,7 @@ def join(
         missing_ranks=missing,
         backend=_most_common(w.identity.backend for w in used),
         device=_most_common(w.identity.device_name for w in used),
-        steps=_common_steps(used),
+        steps=_common_steps(recorded),
         windows=used,
         groups=groups,
         mesh=layout,
@@ -110,16 +111,11 @@ def _world(
     cut = sorted({c.rank for c in coverage if c.status == "truncated" and c.rank is not None})
     if missing:
         of = f"{world_size}" if wanted is None else f"the {len(asked)} chosen"
-        notes.append(f"{len(present)} of {of} ranks were read; missing: {_short(missing)}")
+        notes.append(f"{len(present)} of {of} ranks were read; missing: {listed(missing, 12)}")
     if cut:
         whole = len(set(present) - set(cut))
-        notes.append(f"{whole} of {world_size} ranks are complete; truncated: {_short(cut)}")
+        notes.append(f"{whole} of {world_size} ranks are complete; truncated: {listed(cut, 12)}")
     return world_size, present, missing, notes
-
-
-def _short(numbers: Sequence[int], limit: int = 12) -> str:
-    text = ", ".join(str(n) for n in numbers[:limit])
-    return f"{text}, ... ({len(numbers)} in all)" if len(numbers) > limit else text
 
 
 def _most_common(values: Iterable[str]) -> str:
@@ -127,23 +123,24 @@ def _most_common(values: Iterable[str]) -> str:
     return counted.most_common(1)[0][0] if counted else ""
 
 
-def _common_steps(used: Sequence[Window]) -> list[int]:
+def _steps_of_ranks(used: Sequence[Window]) -> dict[int, set[int]]:
+    """Numbers of the steps that each rank recorded, over all its windows."""
     by_rank: dict[int, set[int]] = {}
     for window in used:
         if window.rank is not None:
             by_rank.setdefault(window.rank, set()).update(int(n) for n in window.steps.number)
+    return by_rank
+
+
+def _common_steps(by_rank: Mapping[int, set[int]]) -> list[int]:
     return sorted(set.intersection(*by_rank.values())) if by_rank else []
 
 
-def _steps_apart(used: Sequence[Window]) -> list[str]:
+def _steps_apart(by_rank: Mapping[int, set[int]]) -> list[str]:
     """A sentence when ranks have steps but none in common."""
-    by_rank: dict[int, set[int]] = {}
-    for window in used:
-        if window.rank is not None:
-            by_rank.setdefault(window.rank, set()).update(int(n) for n in window.steps.number)
-    if not any(by_rank.values()) or _common_steps(used):
+    if not any(by_rank.values()) or _common_steps(by_rank):
         return []
-    shown = [f"rank {rank}: {_short(sorted(steps), 4) or 'none'}" for rank, steps in sorted(by_rank.items())[:4]]
+    shown = [f"rank {rank}: {listed(sorted(steps), 4) or 'none'}" for rank, steps in sorted(by_rank.items())[:4]]
     return [f"no step was recorded by every rank ({'; '.join(shown)}{'; ...' if len(by_rank) > 4 else ''})"]
 
 

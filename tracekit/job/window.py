@@ -121,6 +121,5 @@ def _window(activity: Activity, identity: Identity, reduced: dict[str, Any]) -> 
         steps=activity.steps,
         groups=activity.groups,
         operations=activity.operations,
-        metadata={key: tables.metadata[key] for key in ("distributedInfo", "schemaVersion") if key in tables.metadata},
         reduced=reduced,
     )

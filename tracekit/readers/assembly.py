@@ -13,10 +13,9 @@ from tracekit.readers.keys import NAMES_TABLE, SIDE_TABLES
 from tracekit.readers.pool import ESCAPED, RAW
 from tracekit.readers.scan import TEXT_KEY, TWICE_BIT
 from tracekit.readers.worker import Block, Worker
-from tracekit.trace.events import Category, Coverage, Int32Array, Int64Array, Lane, RankTables, SideTable, side_dtype
+from tracekit.trace.events import DEVICE_WORK, Category, Coverage, Int32Array, Int64Array, Lane, RankTables, SideTable, side_dtype
 from tracekit.units import NULL, NULL32
 
-_ON_DEVICE = [int(c) for c in (Category.KERNEL, Category.MEMCPY, Category.MEMSET)]
 _MOST_DEVICES = 1024  # a pid of a device event below this is the device's number
 _TEXT = ("str", "json")
 
@@ -226,7 +225,7 @@ def _streams_from_lanes(tables: RankTables, twice: Any) -> None:
     """Device events whose stream is missing, or was given twice, run on the stream that their row is named after (tid 20, 'stream 7');
     those without a device on the one that their row's pid names.
     """
-    on_device = np.isin(tables.category, _ON_DEVICE)
+    on_device = np.isin(tables.category, [int(c) for c in DEVICE_WORK])
     streams = np.array([_stream_number(lane.tid) for lane in tables.lanes], np.int32)
     rows = np.flatnonzero(on_device & ((tables.stream == NULL32) | twice))
     named = streams[tables.lane[rows]]

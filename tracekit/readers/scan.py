@@ -14,8 +14,6 @@ all arrays. A lane is below LANE_CAPACITY, its place below the size of the lane 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import njit
 
@@ -462,8 +460,3 @@ def _is_trace_events(text, i):  # type: ignore[no-untyped-def]
     for k, c in enumerate((116, 114, 97, 99, 101, 69, 118, 101, 110, 116, 115)):
         same &= load8(text, i + k) == c
     return same
-
-
-def control_block() -> Any:
-    """A new control block, all zeros."""
-    return np.zeros(CONTROL_WORDS, np.int64)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracekit.trace.events import BoolArray, Category, Int64Array, RankTables
+from tracekit.trace.events import DEVICE_WORK, BoolArray, Category, Int64Array, RankTables
 from tracekit.units import NS_PER_MS, NS_PER_S, NULL
 
 #: Kernels of one stream overlap legally by microseconds (programmatic dependent launch); this is far beyond.
@@ -23,7 +23,6 @@ FOREIGN_NS = 86_400 * NS_PER_S
 UNSET_NS = NS_PER_S
 
 _HOST = (Category.OPERATOR, Category.USER_ANNOTATION, Category.RUNTIME, Category.PYTHON)
-_DEVICE = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
 _LATE = int(np.iinfo(np.int64).max)
 
 
@@ -51,7 +50,7 @@ def span(tables: RankTables) -> tuple[int, int]:
     """
     _note_unfinished(tables)
     window = host_window(tables)
-    rows = tables.rows(*_DEVICE)
+    rows = tables.rows(*DEVICE_WORK)
     rows = rows[~_foreign(tables, rows, window) & (tables.dur[rows] >= 0)]
     if not len(rows):
         return window.low, window.high
@@ -91,7 +90,7 @@ def host_window(tables: RankTables) -> HostWindow:
     rows = rows[tables.ts[rows] != NULL]
     hosted = bool(len(rows))
     if not hosted:
-        rows = tables.rows(*_DEVICE)
+        rows = tables.rows(*DEVICE_WORK)
         rows = rows[tables.ts[rows] != NULL]
     stamped = rows[~((tables.ts[rows] == _zero(tables)) & (tables.dur[rows] <= 0))]
     rows = stamped if len(stamped) else rows

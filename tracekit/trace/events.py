@@ -43,6 +43,9 @@ class Category(IntEnum):
     COUNTER = 14  # ph C
 
 
+#: What runs on a device.
+DEVICE_WORK = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
+
 #: How traces of all ages spell each category (the value of ``cat``). What is not here is OTHER.
 CATEGORY_NAMES: dict[str, Category] = {
     "cpu_op": Category.OPERATOR,
