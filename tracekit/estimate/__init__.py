@@ -1,0 +1,1 @@
+"""The analytical model: memory, communication, pipeline and time in closed form, before a job runs."""

@@ -1,0 +1,239 @@
+"""What the recorder writes beside a trace: mesh, process groups, model, optimizer, batch, and who owns which storage.
+
+One manifest a rank, ``rank_00003.manifest.json`` beside ``rank_00003.pt.trace.json.gz``. Everything in it is optional for a reader: an
+analysis that lacks a key says what it could not do. Times are Unix ns on the rank's own clock, the same as in the trace.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tracekit.errors import InputError
+
+SCHEMA_VERSION = 1
+SUFFIX = ".manifest.json"
+#: A manifest of a large model is a few MB; what is larger than this was not written by the recorder.
+MOST_BYTES = 512 * 2**20
+
+#: Owners of memory: the categories of the JSON of ``tracekit analyze``.
+CATEGORIES = (
+    "parameters",
+    "gradients",
+    "optimizer_state",
+    "gathered_parameters",
+    "unsharded_gradients",
+    "communication_buffers",
+    "activations",
+    "inputs",
+    "temporaries",
+    "before_recording",
+    "unattributed",
+)
+
+
+class Axis(msgspec.Struct, frozen=True):
+    """One axis of the device mesh, slowest varying first in ``Manifest.mesh``."""
+
+    name: str
+    size: int
+
+
+class Group(msgspec.Struct, frozen=True):
+    """A process group this rank is in. ``ranks`` are all its global ranks in group order; ``axis`` '' where it is no axis of the mesh.
+
+    ``axis`` may name several axes joined by ``_`` where the group spans them (``dp_shard_cp``).
+    """
+
+    name: str
+    ranks: list[int]
+    description: str = ""
+    axis: str = ""
+    backend: str = ""
+
+
+class Parameter(msgspec.Struct, frozen=True):
+    """One parameter as this rank holds it.
+
+    ``shape`` is the full, unsharded shape; ``local_shape`` what is on this rank; ``address``/``bytes`` its storage (``bytes`` with padding);
+    ``placements`` one word a mesh axis of its DTensor (``Shard(0)``, ``Replicate()``), [] for a plain tensor. ``role`` is one of embedding,
+    head, attention, mlp, norm, router, expert, other.
+    """
+
+    name: str
+    shape: list[int]
+    dtype: str
+    unit: str = ""
+    local_shape: list[int] = []
+    address: int = 0
+    bytes: int = 0
+    trainable: bool = True
+    placements: list[str] = []
+    axes: list[str] = []
+    role: str = "other"
+
+
+class Unit(msgspec.Struct, frozen=True):
+    """What is gathered, reduced or bucketed at once: an FSDP unit, a DDP bucket, a ZeRO bucket.
+
+    ``elements`` of its full parameters, ``padded_elements`` as they travel, ``kind`` fsdp1, fsdp2, ddp_bucket, zero_bucket, module.
+    """
+
+    name: str
+    kind: str
+    parameters: list[str] = []
+    elements: int = 0
+    padded_elements: int = 0
+    root: bool = False
+    reshard_after_forward: bool | int | None = None
+
+
+class Optimizer(msgspec.Struct, frozen=True):
+    """``state_elements``/``state_bytes``: of its tensors on this rank at the end of the recording; ``parameters`` it updates here."""
+
+    kind: str
+    parameters: int = 0
+    state_elements: int = 0
+    state_bytes: int = 0
+    options: dict[str, Any] = {}
+
+
+class Precision(msgspec.Struct, frozen=True):
+    """Element types by what they are for; '' not known. ``loss_scaling``: a gradient scaler was at work."""
+
+    parameters: str = ""
+    compute: str = ""
+    reduce: str = ""
+    gradients: str = ""
+    loss_scaling: bool = False
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """Samples: over all data-parallel ranks, of this rank, and of one forward; ``sequence`` tokens a sample. None: not known."""
+
+    global_batch: int | None = None
+    local_batch: int | None = None
+    micro_batch: int | None = None
+    micro_batches: int | None = None
+    sequence: int | None = None
+
+
+class Owners(msgspec.Struct, frozen=True):
+    """Who owns which storage from when on. Columns of one length; ``category``, ``name``, ``unit`` are indices into ``strings``.
+
+    A row owns the block that is live at ``address`` at ``time_ns``; where several rows name one block, the latest one at the time asked
+    for counts. ``bytes`` is the size of the storage; 0 not known.
+    """
+
+    time_ns: list[int] = []
+    address: list[int] = []
+    bytes: list[int] = []
+    category: list[int] = []
+    name: list[int] = []
+    unit: list[int] = []
+    strings: list[str] = []
+
+
+class Calls(msgspec.Struct, frozen=True):
+    """Collectives that the backend's flight recorder saw, for backends that leave no group in a trace. Columns of one length.
+
+    ``time_ns`` lies inside the c10d operator that issued the collective; ``group`` indexes ``Manifest.groups``; ``seq`` is its number
+    within the group (of point-to-point operations: within its pair); ``name`` and ``elements_in``/``elements_out`` as recorded, -1 unknown;
+    ``peer`` the other global rank of a point-to-point operation, -1. ``lost`` counts those that were overwritten before they were read.
+    """
+
+    time_ns: list[int] = []
+    group: list[int] = []
+    seq: list[int] = []
+    name: list[int] = []
+    peer: list[int] = []
+    elements_in: list[int] = []
+    elements_out: list[int] = []
+    strings: list[str] = []
+    source: str = ""
+    lost: int = 0
+
+
+class Expected(msgspec.Struct, frozen=True):
+    """One class of collectives that a workload states for a rank and step: ``full_bytes`` is the sum over its ``count`` calls."""
+
+    kind: str
+    axis: str
+    purpose: str
+    count: int
+    full_bytes: int
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """Everything the recorder knows of one rank. ``strategy`` names the workload or what the user calls it, ``options`` its settings."""
+
+    schema_version: int = SCHEMA_VERSION
+    tracekit_version: str = ""
+    rank: int = 0
+    world_size: int = 1
+    backend: str = ""
+    device: str = ""
+    host: str = ""
+    strategy: str = ""
+    options: dict[str, Any] = {}
+    command: str = ""
+    recorded: str = ""
+    versions: dict[str, str] = {}
+    mesh: list[Axis] = []
+    coordinate: dict[str, int] = {}
+    groups: list[Group] = []
+    model: dict[str, Any] = {}
+    units: list[Unit] = []
+    parameters: list[Parameter] = []
+    optimizer: Optimizer | None = None
+    precision: Precision | None = None
+    batch: Batch | None = None
+    steps: list[int] = []
+    pipeline: dict[str, Any] = {}
+    expected: list[Expected] = []
+    owners: Owners = Owners()
+    calls: Calls = Calls()
+    notes: list[str] = []
+
+
+def encode(manifest: Manifest) -> bytes:
+    """JSON, one line."""
+    return msgspec.json.encode(manifest)
+
+
+def decode(data: bytes, name: str) -> Manifest:
+    """The manifest in ``data``; InputError, with ``name`` of the file, where it is none or its columns do not fit together."""
+    try:
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError, UnicodeDecodeError) as error:
+        raise InputError(f"{name}: is no manifest of the recorder ({error})", "it is left out; the traces are read without it") from error
+    if manifest.schema_version > SCHEMA_VERSION:
+        raise InputError(
+            f"{name}: was written by a newer tracekit (schema {manifest.schema_version}, this one reads {SCHEMA_VERSION})",
+            "update tracekit; the traces are read without it",
+        )
+    problem = _problem(manifest)
+    if problem:
+        raise InputError(f"{name}: {problem}", "it is left out; the traces are read without it")
+    return manifest
+
+
+def _problem(manifest: Manifest) -> str:
+    """Why the manifest contradicts itself; '' where it does not."""
+    if not 0 <= manifest.rank < manifest.world_size:
+        return f"rank {manifest.rank} is none of {manifest.world_size} ranks"
+    owners, calls = manifest.owners, manifest.calls
+    columns = (owners.time_ns, owners.address, owners.bytes, owners.category, owners.name, owners.unit)
+    if len({len(column) for column in columns}) > 1:
+        return "the columns of its owners differ in length"
+    if any(not 0 <= code < len(owners.strings) for column in columns[3:] for code in (min(column, default=0), max(column, default=0)) if column):
+        return "its owners point outside their strings"
+    listed = (calls.time_ns, calls.group, calls.seq, calls.name, calls.peer, calls.elements_in, calls.elements_out)
+    if len({len(column) for column in listed}) > 1:
+        return "the columns of its collectives differ in length"
+    if calls.group and not (min(calls.group) >= -1 and max(calls.group) < len(manifest.groups)):
+        return "its collectives point to groups that it does not list"
+    if calls.name and not (min(calls.name) >= 0 and max(calls.name) < len(calls.strings)):
+        return "its collectives point outside their strings"
+    return ""

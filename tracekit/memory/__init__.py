@@ -1,0 +1,1 @@
+"""Allocated memory over time, its peak, and who owns every live byte."""

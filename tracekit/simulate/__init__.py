@@ -1,0 +1,1 @@
+"""Numeric experiments: virtual ranks in one process, NumPy only, every result compared with the unsharded computation."""
