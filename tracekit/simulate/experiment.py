@@ -113,7 +113,7 @@ class Check:
         """Whether the counted figure is what it has to be; NaN never is."""
         if self.tolerance == 0:
             return self.counted == self.expected
-        return abs(self.counted - self.expected) <= self.tolerance
+        return bool(abs(float(self.counted) - float(self.expected)) <= self.tolerance)
 
 
 @dataclass(frozen=True)
