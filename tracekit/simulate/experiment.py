@@ -56,8 +56,8 @@ class Message:
 class Moment:
     """What every rank holds at one moment, and the messages that led to it.
 
-    ``holds[r]`` are the cells of rank ``r`` (all ranks of the experiment, in order); ``messages`` were under way in the step that ends here,
-    ``logical_step`` counts the steps in which something was sent (None where nothing is: a purely local moment).
+    ``holds[r]`` are the cells of rank ``r`` (all ranks of the experiment, in order); ``messages`` were under way in the step that ends
+    here, ``logical_step`` counts the steps in which something was sent (None where nothing is: a purely local moment).
     """
 
     title: str
@@ -73,7 +73,10 @@ class Moment:
 
 @dataclass(frozen=True)
 class Bar:
-    """One piece of work of a Gantt chart. ``start``, ``end`` in the unit of the chart, ``kind`` gives the colour (forward, backward, ...)."""
+    """One piece of work of a Gantt chart.
+
+    ``start``, ``end`` in the unit of the chart, ``kind`` gives the colour (forward, backward, ...).
+    """
 
     lane: str
     start: float
