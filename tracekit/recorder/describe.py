@@ -1,0 +1,106 @@
+"""The manifest of one rank, assembled from the running process."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tracekit import __version__
+from tracekit.manifest import Batch, Calls, Expected, Manifest, Optimizer, Owners, Precision
+from tracekit.recorder import mesh as meshes
+from tracekit.recorder import private, units
+
+
+@dataclass
+class Description:
+    """What the training loop says of itself; the rest is found out."""
+
+    mesh: Any = None
+    models: Sequence[nn.Module] = ()
+    optimizers: Sequence[torch.optim.Optimizer] = ()
+    strategy: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+    model_shape: dict[str, Any] = field(default_factory=dict)
+    batch: Batch | None = None
+    precision: Precision | None = None
+    pipeline: dict[str, Any] = field(default_factory=dict)
+    expected: Sequence[Expected] = ()
+    units: Sequence[Any] = ()
+    command: str = ""
+
+
+def manifest(said: Description, steps: Sequence[int], owners: Owners, calls: Calls, notes: Sequence[str]) -> Manifest:
+    """Everything known of this rank at the end of its window."""
+    found = list(said.units) or units.units(said.models)
+    axes = meshes.axes_of(said.mesh)
+    rank, world = own_rank(), world_size()
+    return Manifest(
+        tracekit_version=__version__,
+        rank=rank,
+        world_size=world,
+        backend=dist.get_backend() if dist.is_initialized() else "",
+        device=_device_name(),
+        host=socket.gethostname(),
+        strategy=said.strategy,
+        options=said.options,
+        command=said.command or shlex.join([sys.executable.rpartition("/")[2], *sys.argv]),
+        recorded=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        versions={"python": platform.python_version(), "torch": str(torch.__version__), "tracekit": __version__},
+        mesh=axes,
+        coordinate=_coordinate(rank, axes),
+        groups=meshes.groups_of_rank(said.mesh),
+        model={"parameters": sum(p.numel() for m in said.models for p in m.parameters()), **said.model_shape},
+        units=found,
+        parameters=units.parameters(said.models, found),
+        optimizer=_optimizer(said),
+        precision=said.precision or _precision(said.models),
+        batch=said.batch,
+        steps=list(steps),
+        pipeline=said.pipeline,
+        expected=list(said.expected),
+        owners=owners,
+        calls=calls,
+        notes=[*notes, *(f"this torch has no {name}: what it would have told is not recorded" for name in sorted(private.missing))],
+    )
+
+
+def own_rank() -> int:
+    """The global rank, 0 without torch.distributed."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world_size() -> int:
+    """Ranks of the job, 1 without torch.distributed."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def _device_name() -> str:
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return str(torch.cuda.get_device_name())
+    return "CPU"
+
+
+def _coordinate(rank: int, axes: Sequence[Any]) -> dict[str, int]:
+    place: dict[str, int] = {}
+    for axis in reversed(axes):
+        rank, place[axis.name] = divmod(rank, axis.size)
+    return {axis.name: place[axis.name] for axis in axes}
+
+
+def _optimizer(said: Description) -> Optimizer | None:
+    return units.optimizer_of(said.optimizers)
+
+
+def _precision(models: Sequence[nn.Module]) -> Precision | None:
+    types = {str(p.dtype).removeprefix("torch.") for m in models for p in m.parameters()}
+    return Precision(parameters=types.pop()) if len(types) == 1 else None

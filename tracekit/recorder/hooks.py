@@ -1,0 +1,258 @@
+"""Hooks on model and optimizer: ranges for phases and units, and registrations of the storages that they make.
+
+Public hooks of modules, tensors and optimizers do nearly all; FSDP's gathered parameters are caught where torch allocates them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+
+from tracekit.recorder import private
+from tracekit.recorder.owners import OwnerLog
+from tracekit.recorder.units import plain_name, unit_modules
+
+Guarded = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+class Hooks:
+    """Installs hooks; ``remove`` takes all of them away. Every hook runs behind ``guarded``, which swallows what goes wrong in it."""
+
+    def __init__(self, owners: OwnerLog, guarded: Guarded) -> None:
+        self._owners = owners
+        self._guarded = guarded
+        self._undo: list[Callable[[], Any]] = []
+
+    def remove(self) -> None:
+        """Take away every hook, the last first."""
+        while self._undo:
+            self._undo.pop()()
+
+    # Phases and units ------------------------------------------------------------------------------------------------
+
+    def phases(self, models: Sequence[nn.Module]) -> None:
+        """A range ``forward`` around the forward of every model, one ``unit NAME`` around that of each unit, its backward marked."""
+        for model in models:
+            self._range(model, lambda _: "forward", inputs=True)
+        for name, module in unit_modules(models):
+            self._range(module, lambda _, name=name: f"unit {name}", mark=name)  # type: ignore[misc]
+
+    def _range(self, module: nn.Module, label: Callable[[nn.Module], str], *, inputs: bool = False, mark: str = "") -> None:
+        open_ranges: list[Any] = []
+
+        def before(module: nn.Module, args: Any) -> None:
+            if inputs:
+                for tensor in tensors_in(args):
+                    self._owners.own(tensor, "inputs", "batch")
+            opened = torch.profiler.record_function(label(module))
+            opened.__enter__()
+            open_ranges.append(opened)
+
+        def after(module: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG001
+            if open_ranges:
+                open_ranges.pop().__exit__(None, None, None)
+            if mark:
+                for tensor in tensors_in(output):
+                    if tensor.requires_grad:
+                        tensor.register_hook(self._guarded(lambda _: instant(f"unit {mark} backward")))
+                        break
+
+        self._undo.append(module.register_forward_pre_hook(self._guarded(before)).remove)
+        self._undo.append(module.register_forward_hook(self._guarded(after), always_call=True).remove)
+
+    def pipeline(self) -> None:
+        """Ranges ``PP:0F3`` (stage, action, micro-batch) around the work of pipeline stages, where torch itself writes none."""
+        stage = private.pipeline_stage_type()
+        for name, action in (("forward_one_chunk", "F"), ("backward_one_chunk", "B"), ("backward_weight_one_chunk", "W")):
+            self._undo.append(private.replaced(stage, name, self._around_chunk(action)))
+
+    def _around_chunk(self, action: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def around(original: Callable[..., Any]) -> Callable[..., Any]:
+            def call(stage: Any, chunk: int, *args: Any, **kwargs: Any) -> Any:
+                what = "I" if action == "B" and kwargs.get("full_backward") is False else action
+                with torch.profiler.record_function(f"PP:{getattr(stage, 'stage_index', '')}{what}{chunk}"):
+                    return original(stage, chunk, *args, **kwargs)
+
+            return call
+
+        return around
+
+    # Memory ----------------------------------------------------------------------------------------------------------
+
+    def memory(self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Registrations of gradients as they are accumulated, optimizer state as it is made, FSDP's gathered parameters."""
+        for model in models:
+            for name, parameter in model.named_parameters():
+                self._gradient(plain_name(name), parameter)
+        for optimizer in optimizers:
+            before = self._guarded(lambda opt, args, kwargs: self.gradients(models))  # noqa: ARG005
+            after = self._guarded(lambda opt, args, kwargs: self.optimizer_state(models, [opt]))  # noqa: ARG005
+            self._undo.append(optimizer.register_step_pre_hook(before).remove)
+            self._undo.append(optimizer.register_step_post_hook(after).remove)
+        if any(isinstance(m, FSDPModule) for model in models for m in model.modules()):
+            self._fsdp2(models)
+        if any(isinstance(m, FullyShardedDataParallel) for model in models for m in model.modules()):
+            self._fsdp1(models)
+
+    def standing(self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Register everything that stands at this moment: parameters, buffers, gradients, optimizer state, DDP's buckets."""
+        for model in models:
+            for name, parameter in model.named_parameters():
+                self._owners.own(parameter, "parameters", plain_name(name))
+            for name, buffer in model.named_buffers():
+                self._owners.own(buffer, "parameters", plain_name(name))
+            for module in model.modules():
+                handle = private.fsdp1_handle(module) if isinstance(module, FullyShardedDataParallel) else None
+                if handle is not None:
+                    self._owners.own(private.fsdp1_flat(handle)["local"], "parameters", "flat_param")
+            for number, size in enumerate(private.ddp_bucket_bytes(model) or [] if type(model).__name__ == "DistributedDataParallel" else []):
+                if not getattr(model, "gradient_as_bucket_view", False):
+                    self._owners.row(0, size, "communication_buffers", f"bucket {number}")
+        self.gradients(models)
+        self.optimizer_state(models, optimizers)
+
+    def gradients(self, models: Sequence[nn.Module]) -> None:
+        """Register the gradient of every parameter that has one."""
+        for model in models:
+            for name, parameter in model.named_parameters():
+                if parameter.grad is not None:
+                    self._owners.own(parameter.grad, "gradients", plain_name(name))
+
+    def optimizer_state(self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Register every tensor of optimizer state under its parameter's name."""
+        names = {parameter: plain_name(name) for model in models for name, parameter in model.named_parameters()}
+        for optimizer in optimizers:
+            for parameter, state in optimizer.state.items():
+                for key, value in state.items() if isinstance(state, dict) else ():
+                    if isinstance(value, torch.Tensor):
+                        self._owners.own(value, "optimizer_state", f"{names.get(parameter, '')}.{key}".strip("."))
+
+    def _gradient(self, name: str, parameter: nn.Parameter) -> None:
+        if not (parameter.requires_grad and parameter.is_leaf):
+            return
+        hook = self._guarded(lambda p: self._owners.own(p.grad, "gradients", name))
+        with contextlib.suppress(RuntimeError):  # a parameter that cannot have the hook is caught before the optimizer's step
+            self._undo.append(parameter.register_post_accumulate_grad_hook(hook).remove)
+
+    def _fsdp2(self, models: Sequence[nn.Module]) -> None:
+        parameter_type, group_type, allocator = private.fsdp2_types()
+        names = self._names_of_groups(models)
+
+        def gathered(original: Callable[..., Any]) -> Callable[..., Any]:
+            note = self._guarded(
+                lambda p: self._owners.own(private.fsdp2_unsharded(p), "gathered_parameters", private.fsdp2_fqn(p), names.get(id(p), ""))
+            )
+
+            def call(param: Any) -> Any:
+                result = original(param)
+                note(param)
+                return result
+
+            return call
+
+        def buffers(original: Callable[..., Any]) -> Callable[..., Any]:
+            note = self._guarded(lambda t: self._owners.own(t, "communication_buffers", "fsdp buffer"))
+
+            def call(*args: Any, **kwargs: Any) -> Any:
+                result = original(*args, **kwargs)
+                note(result)
+                return result
+
+            return call
+
+        def reduced(original: Callable[..., Any]) -> Callable[..., Any]:
+            def note(group: Any) -> None:
+                for p in private.fsdp2_params(group):
+                    gradient = private.fsdp2_unsharded_gradient(p)
+                    self._owners.own(gradient, "unsharded_gradients", private.fsdp2_fqn(p), names.get(id(p), ""))
+
+            guarded = self._guarded(note)
+
+            def call(group: Any, *args: Any, **kwargs: Any) -> Any:
+                guarded(group)
+                return original(group, *args, **kwargs)
+
+            return call
+
+        self._undo.append(private.replaced(parameter_type, "init_unsharded_param", gathered))
+        self._undo.append(private.replaced(allocator, "allocate", buffers))
+        self._undo.append(private.replaced(group_type, "post_backward", reduced))
+
+    def _names_of_groups(self, models: Sequence[nn.Module]) -> dict[int, str]:
+        return {
+            id(param): plain_name(name)
+            for model in models
+            for name, module in model.named_modules()
+            if isinstance(module, FSDPModule)
+            for group in private.fsdp2_groups(module)
+            for param in private.fsdp2_params(group)
+        }
+
+    def _fsdp1(self, models: Sequence[nn.Module]) -> None:
+        handles = {
+            id(private.fsdp1_handle(m)): plain_name(n)
+            for model in models
+            for n, m in model.named_modules()
+            if isinstance(m, FullyShardedDataParallel)
+        }
+
+        def after_unshard(original: Callable[..., Any]) -> Callable[..., Any]:
+            def note(handle: Any) -> None:
+                self._owners.own(private.fsdp1_flat(handle)["gathered"], "gathered_parameters", "flat_param", handles.get(id(handle), ""))
+
+            guarded = self._guarded(note)
+
+            def call(handle: Any) -> Any:
+                result = original(handle)
+                guarded(handle)
+                return result
+
+            return call
+
+        def before_reduce(original: Callable[..., Any]) -> Callable[..., Any]:
+            def note(handle: Any) -> None:
+                gradient = private.fsdp1_flat(handle)["gradient"]
+                self._owners.own(gradient, "unsharded_gradients", "flat_param.grad", handles.get(id(handle), ""))
+
+            guarded = self._guarded(note)
+
+            def call(state: Any, handle: Any, *args: Any, **kwargs: Any) -> Any:
+                guarded(handle)
+                return original(state, handle, *args, **kwargs)
+
+            return call
+
+        self._undo.append(private.replaced(private.fsdp1_handle_type(), "unshard", after_unshard))
+        self._undo.append(private.replaced(private.fsdp1_runtime(), "_reduce_grad", before_reduce))
+
+    def saved_tensors(self) -> contextlib.AbstractContextManager[Any]:
+        """Registers every tensor that autograd saves as an activation, for as long as the context is open."""
+        own = self._guarded(lambda t: self._owners.own(t, "activations", "saved for backward"))
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            own(tensor)
+            return tensor.detach() if tensor.requires_grad else tensor  # a saved output would hold itself
+
+        return torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+
+
+def instant(text: str) -> None:
+    """A range that begins and ends here: the mark of a moment."""
+    with torch.profiler.record_function(text):
+        pass
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """The tensors in arguments or outputs, through tuples, lists and dictionaries."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        return [t for item in value.values() for t in tensors_in(item)]
+    if isinstance(value, list | tuple):
+        return [t for item in value for t in tensors_in(item)]
+    return []

@@ -1,0 +1,265 @@
+"""Every private interface of torch that the recorder touches, each behind one function that gives nothing where it is not there.
+
+Written against torch 2.13; the tests run all of it, so that a change in torch shows as a failing test and not as a recording that lacks
+something in silence. A function that finds its interface missing returns None (or does nothing) and says so in ``missing``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+#: Interfaces that were asked for and are not in this torch; written into the manifest.
+missing: set[str] = set()
+
+Undo = Callable[[], None]
+
+
+def _lookup(module: str, *names: str) -> Any:
+    """An attribute of a module, by name; None (and noted) where it does not exist."""
+    try:
+        found: Any = importlib.import_module(module)
+        for name in names:
+            found = getattr(found, name)
+    except (ImportError, AttributeError):
+        missing.add(".".join((module, *names)))
+        return None
+    return found
+
+
+def range_with_arguments(name: str, arguments: dict[str, Any]) -> contextlib.AbstractContextManager[Any]:
+    """A profiler range whose keyword arguments stand in the trace (ints, floats, bools, str); needs ``record_shapes``.
+
+    The name must not be one that the profiler treats itself (``record_param_comms`` crashes the process).
+    """
+    fast = _lookup("torch._C._profiler", "_RecordFunctionFast")
+    if fast is None:
+        return contextlib.nullcontext()
+    context: contextlib.AbstractContextManager[Any] = fast(name, [], arguments)
+    return context
+
+
+def flight_recorder() -> list[dict[str, Any]] | None:
+    """Entries of the process' flight recorder, oldest first; None where this torch has none."""
+    dump = _lookup("torch._C._distributed_c10d", "_dump_fr_trace_json")
+    if dump is None:
+        return None
+    text = json.loads(dump())
+    entries = text.get("entries", []) if isinstance(text, dict) else []
+    return [entry for entry in entries if isinstance(entry, dict)]
+
+
+def process_group_type() -> Any:
+    """The class of which every process group is; None where it is not to be had."""
+    return _lookup("torch._C._distributed_c10d", "ProcessGroup")
+
+
+def all_groups() -> dict[Any, tuple[str, list[int]]]:
+    """Every process group this process is in: the object -> (name, global ranks in group order)."""
+    world = _lookup("torch.distributed.distributed_c10d", "_world")
+    if world is None:
+        return {}
+    ranks = world.pg_group_ranks
+    return {pg: (str(name), sorted(ranks[pg], key=lambda r: ranks[pg][r])) for pg, name in world.pg_names.items() if pg in ranks}
+
+
+def replaced(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Undo:
+    """Replace ``owner.name`` by ``make(original)``; calling the result puts the original back. Nothing happens where there is none."""
+    if owner is None or not callable(getattr(owner, name, None)):
+        missing.add(f"{getattr(owner, '__name__', owner)}.{name}")
+        return lambda: None
+    inherited = name not in vars(owner)
+    original = getattr(owner, name)
+    try:
+        setattr(owner, name, make(original))
+    except (AttributeError, TypeError):
+        missing.add(f"{getattr(owner, '__name__', owner)}.{name} (cannot be replaced)")
+        return lambda: None
+
+    def undo() -> None:
+        if inherited:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, original)
+
+    return undo
+
+
+# FSDP2 ---------------------------------------------------------------------------------------------------------------
+
+
+def fsdp2_types() -> tuple[Any, Any, Any]:
+    """(FSDPParam, FSDPParamGroup, the class whose ``allocate`` makes communication buffers); each None where not there."""
+    base = "torch.distributed.fsdp._fully_shard"
+    return (
+        _lookup(f"{base}._fsdp_param", "FSDPParam"),
+        _lookup(f"{base}._fsdp_param_group", "FSDPParamGroup"),
+        _lookup(f"{base}._fsdp_collectives", "DefaultAllocMixin"),
+    )
+
+
+def fsdp2_groups(module: nn.Module) -> list[Any]:
+    """The FSDPParamGroups of one FSDPModule; [] where it has none of its own."""
+    state = module._get_fsdp_state() if hasattr(module, "_get_fsdp_state") else None
+    if state is None:
+        return []
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:
+        one = getattr(state, "_fsdp_param_group", None)
+        groups = [one] if one is not None else []
+    return list(groups)
+
+
+def fsdp2_params(group: Any) -> list[Any]:
+    """The FSDPParams of one FSDPParamGroup."""
+    return list(getattr(group, "fsdp_params", []))
+
+
+def fsdp2_fqn(param: Any) -> str:
+    """The name of the parameter that an FSDPParam shards, '' before torch has set it."""
+    return str(getattr(param, "_param_fqn", "") or "")
+
+
+def fsdp2_reshards(group: Any) -> bool | int | None:
+    """``reshard_after_forward`` as it is in force: True, False, or the size of the smaller group; None where not known."""
+    if not hasattr(group, "post_forward_mesh_info"):
+        missing.add("FSDPParamGroup.post_forward_mesh_info")
+        return None
+    after, own = group.post_forward_mesh_info, getattr(group, "mesh_info", None)
+    if after is None:
+        return False
+    return True if after is own else int(getattr(after, "shard_mesh_size", 0)) or None
+
+
+def fsdp2_unsharded(param: Any) -> torch.Tensor | None:
+    """The gathered tensor of an FSDPParam, where it has storage now."""
+    tensor = getattr(param, "_unsharded_param", None)
+    if tensor is None:
+        outputs = getattr(param, "all_gather_outputs", None) or []
+        tensor = outputs[0] if outputs else None
+    return local(tensor) if isinstance(tensor, torch.Tensor) else None
+
+
+def fsdp2_unsharded_gradient(param: Any) -> torch.Tensor | None:
+    """The full gradient of an FSDPParam, autograd's or the accumulated one; None where there is none."""
+    accumulated = getattr(param, "unsharded_accumulated_grad", None)
+    if accumulated is not None:
+        return local(accumulated)
+    gathered = getattr(param, "_unsharded_param", None)
+    gradient = gathered.grad if gathered is not None else None
+    return local(gradient) if gradient is not None else None
+
+
+# FSDP1, DDP ----------------------------------------------------------------------------------------------------------
+
+
+def fsdp1_handle_type() -> Any:
+    """FlatParamHandle, the class that gathers and frees a flat parameter."""
+    return _lookup("torch.distributed.fsdp._flat_param", "FlatParamHandle")
+
+
+def fsdp1_runtime() -> Any:
+    """The module with FSDP1's hooks (``_post_backward_hook``...)."""
+    return _lookup("torch.distributed.fsdp._runtime_utils")
+
+
+def fsdp1_handle(module: nn.Module) -> Any:
+    """The handle of one FullyShardedDataParallel module; None where it manages no parameter."""
+    return getattr(module, "_handle", None)
+
+
+def fsdp1_flat(handle: Any) -> dict[str, Any]:
+    """Of a flat parameter: names, elements without padding, padded, of the local shard, the gathered storage and its gradient's."""
+    flat = handle.flat_param
+    names = [".".join(filter(None, (info.module_name, info.param_name))) for info in getattr(flat, "_param_infos", ())]
+    local_shard = getattr(flat, "_local_shard", None)
+    shard = local_shard.numel() if local_shard is not None else flat.numel()
+    return {
+        "names": names,
+        "elements": int(getattr(flat, "_unpadded_unsharded_size", flat.size()).numel()),
+        "padded": int(shard * handle.world_size),
+        "shard": int(shard),
+        "local": local_shard if local_shard is not None else flat.data,
+        "gathered": getattr(flat, "_full_param_padded", None),
+        "gradient": flat.grad if flat.grad is not None else getattr(flat, "_saved_grad_shard", None),
+    }
+
+
+def ddp_bucket_bytes(module: nn.Module) -> list[int] | None:
+    """Bytes of each bucket of a DistributedDataParallel, as they are now; None where torch does not say."""
+    ask = getattr(module, "_get_ddp_logging_data", None)
+    if ask is None:
+        missing.add("DistributedDataParallel._get_ddp_logging_data")
+        return None
+    data = ask()
+    text = str(data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or "")
+    sizes = [part.strip() for part in text.split(",")]
+    return [int(size) for size in sizes if size.isdigit()]
+
+
+# Tensors, stages -----------------------------------------------------------------------------------------------------
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a DTensor on this rank (without waiting for a collective); the tensor itself where it is none."""
+    inner = getattr(tensor, "_local_tensor", tensor)
+    elem = getattr(inner, "elem", inner)  # an asynchronous collective's result
+    return elem if isinstance(elem, torch.Tensor) else tensor
+
+
+def pipeline_stage_type() -> Any:
+    """The base class of pipeline stages."""
+    return _lookup("torch.distributed.pipelining.stage", "_PipelineStageBase")
+
+
+@contextlib.contextmanager
+def cuda_history(path: str) -> Iterator[None]:
+    """Record the allocator's history while the block runs and leave its snapshot at ``path``."""
+    start = _lookup("torch.cuda.memory", "_record_memory_history")
+    dump = _lookup("torch.cuda.memory", "_dump_snapshot")
+    if start is None or dump is None:
+        yield
+        return
+    start(context="all", stacks="python", max_entries=1_000_000)
+    try:
+        yield
+        dump(path)
+    finally:
+        start(enabled=None)
+
+
+def mark_allocations(text: str) -> None:
+    """Write ``text`` on every CUDA allocation from now on; nothing where torch cannot."""
+    mark = getattr(torch.cuda.memory, "_set_memory_metadata", None)
+    if mark is not None:
+        mark(text)
+
+
+def group_by_name(name: str) -> Any:
+    """The process group that functional collectives call ``name``; None where there is none."""
+    resolve = _lookup("torch.distributed.distributed_c10d", "_resolve_process_group")
+    if resolve is None:
+        return None
+    try:
+        return resolve(name)
+    except (RuntimeError, ValueError, KeyError):
+        return None
+
+
+def unboxed_group(value: Any) -> Any:
+    """A process group that the dispatcher handed over as a script object; None where it is none."""
+    kind = process_group_type()
+    if kind is None or value is None:
+        return None
+    if isinstance(value, kind):
+        return value
+    try:
+        return kind.unbox(value)
+    except (RuntimeError, TypeError, AttributeError):
+        return None

@@ -1,0 +1,1 @@
+"""What the workloads share: the model, the loop, the launcher, the single-process reference."""

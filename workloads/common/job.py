@@ -1,0 +1,110 @@
+"""One rank of a workload's job: its place on the mesh, its device, its share of the batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from tracekit.errors import UsageError
+from workloads.common.settings import Settings
+from workloads.common.transformer import Shape
+
+#: Axes over which ranks work on different samples.
+DATA_AXES = ("dp_replicate", "dp_shard")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What ``build`` of a workload gets. ``sizes`` are the axes of ``mesh``, outermost first."""
+
+    settings: Settings
+    shape: Shape
+    sizes: dict[str, int]
+    mesh: DeviceMesh
+    device: torch.device
+    rank: int
+
+    def size(self, *axes: str) -> int:
+        """Ranks along one axis, or several together; 1 for an axis that the mesh does not have."""
+        return math.prod(self.sizes.get(axis, 1) for axis in axes)
+
+    def place(self, axis: str) -> int:
+        """Coordinate of this rank on an axis; 0 where the mesh does not have it."""
+        return int(self.mesh.get_local_rank(axis)) if axis in self.sizes else 0
+
+    def group(self, axis: str) -> dist.ProcessGroup:
+        """Process group of this rank along an axis."""
+        return self.mesh.get_group(axis)
+
+    @property
+    def data_size(self) -> int:
+        """Ranks that work on different samples."""
+        return self.size(*DATA_AXES)
+
+    @property
+    def data_place(self) -> int:
+        """Which share of the samples is this rank's."""
+        place = 0
+        for axis in self.sizes:
+            if axis in DATA_AXES:
+                place = place * self.sizes[axis] + self.place(axis)
+        return place
+
+    @property
+    def global_batch(self) -> int:
+        """Samples a step of all ranks. UsageError where they cannot be shared out evenly."""
+        samples = self.settings.global_batch or self.settings.batch * self.data_size
+        if samples % (self.data_size * self.settings.micro_batches):
+            raise UsageError(
+                f"{samples} samples do not divide into {self.data_size} data-parallel ranks x {self.settings.micro_batches} micro-batches",
+                "change --batch, --global-batch or --micro-batches",
+            )
+        return samples
+
+    @property
+    def local_batch(self) -> int:
+        """Samples a step of this rank."""
+        return self.global_batch // self.data_size
+
+    def share(self, tensor: Tensor) -> Tensor:
+        """This rank's samples of a global batch [samples, ...]."""
+        return tensor[self.data_place * self.local_batch :][: self.local_batch]
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """16-bit arithmetic where the precision asks for it and the strategy has no policy of its own."""
+        types = {"bf16": torch.bfloat16, "fp16": torch.float16}
+        if self.settings.precision not in types:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=types[self.settings.precision])
+
+
+def nothing(last: bool) -> AbstractContextManager[Any]:  # noqa: ARG001
+    """Accumulation that needs no switch."""
+    return nullcontext()
+
+
+@dataclass
+class Training:
+    """What ``build`` of a workload makes.
+
+    Either ``model`` and ``optimizer`` with the usual loop (``accumulating(last)`` is entered around each micro-batch, so that a strategy can
+    synchronise only the last), or ``step``, which does it all itself. ``gathered`` gives the full parameters by their plain names, on every
+    rank (those of its own stage under pipeline parallelism).
+    """
+
+    models: list[nn.Module]
+    optimizer: torch.optim.Optimizer
+    gathered: Callable[[], dict[str, Tensor]]
+    accumulating: Callable[[bool], AbstractContextManager[Any]] = nothing
+    step: Callable[[Tensor, Tensor, Any], Tensor | None] | None = None
+    autocast: bool = True
+    scaler: Any = None
+    describe: dict[str, Any] = field(default_factory=dict)

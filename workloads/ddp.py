@@ -1,0 +1,73 @@
+"""DDP: every rank holds the whole model; gradients are averaged over axis ``dp_replicate`` in buckets while backward still runs.
+
+    torchrun --nproc-per-node 2 -m workloads.ddp -o traces/ddp
+
+Collectives a rank and step:
+    all-reduce   one a bucket, of all gradients together N elements; under gradient accumulation only in the last micro-batch (no_sync)
+A bucket holds whole gradients in reverse order of use, up to ``bucket_cap_mb`` (the first up to 1 MiB). Batches come from a
+DistributedSampler: each rank sees its own samples.
+Numerics: after one step the parameters equal the single-process reference within float rounding.
+Sources: PyTorch Distributed, arXiv:2006.15704.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+from torch.nn.parallel import DistributedDataParallel
+
+from tracekit.manifest import Expected
+from workloads.common import loop
+from workloads.common.buckets import buckets_of
+from workloads.common.job import Job, Training
+from workloads.common.reference import adam
+from workloads.common.settings import option
+from workloads.common.transformer import Transformer, initialize
+
+MESH = {"dp_replicate": 2}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of DDP."""
+
+    bucket_cap_mb: float = option(0.5, "largest bucket in MiB")
+    gradient_as_bucket_view: bool = option(False, "gradients are views into the buckets: saves one copy of all gradients")
+    no_sync: bool = option(True, "reduce only in the last micro-batch; without it every micro-batch reduces")
+    overlap: bool = option(True, "reduce buckets during backward; without it one bucket holds everything and goes last")
+
+
+def build(job: Job, options: Options) -> Training:
+    """The replicated model."""
+    model = Transformer(job.shape)
+    initialize(model, job.settings.seed)
+    model.to(job.device)
+    replica = DistributedDataParallel(
+        model,
+        process_group=job.group("dp_replicate"),
+        bucket_cap_mb=options.bucket_cap_mb if options.overlap else 1 << 20,
+        gradient_as_bucket_view=options.gradient_as_bucket_view,
+    )
+    return Training(
+        models=[replica],
+        optimizer=adam(replica.parameters(), job.settings.learning_rate),
+        gathered=lambda: {name: p.detach() for name, p in model.named_parameters()},
+        accumulating=lambda last: nullcontext() if last or not options.no_sync else replica.no_sync(),
+        scaler=loop.scaler(job),
+    )
+
+
+def expected(job: Job, options: Options) -> list[Expected]:
+    """All-reduces of one rank and step."""
+    if job.size("dp_replicate") == 1:
+        return []
+    cap = options.bucket_cap_mb if options.overlap else 1 << 20
+    buckets = buckets_of(Transformer(job.shape), cap)
+    rounds = 1 if options.no_sync else job.settings.micro_batches
+    elements = sum(buckets)
+    return [Expected("all_reduce", "dp_replicate", "gradient_sync", rounds * len(buckets), rounds * 4 * elements)]
+
+
+if __name__ == "__main__":
+    loop.main(__name__)
