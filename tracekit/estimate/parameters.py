@@ -1,0 +1,127 @@
+"""One parameter of a model, and how lists of them are grouped and divided before data parallelism shards them.
+
+Everything in this room works on ``Sequence[Parameter]``: the list of a model shape (``shape.parameters``), that of a module on the meta
+device, or the one a recorder wrote down.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+#: What a parameter belongs to.
+ROLES = ("embedding", "head", "attention", "mlp", "norm", "router", "expert", "other")
+#: The unit of parameters that no unit of their own wraps: the root module's.
+ROOT = ""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter as one rank computes with it, before data-parallel sharding.
+
+    ``unit`` is what FSDP gathers at once ('' the root); ``element_bytes`` the stored element; ``tensor_dim`` the dimension that tensor
+    parallelism divides (None: every tensor-parallel rank has it whole); ``layer`` its transformer layer (None outside the layers);
+    ``expert`` the number of its expert (None for a parameter that all tokens use).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    unit: str = ROOT
+    element_bytes: int = 4
+    role: str = "other"
+    tensor_dim: int | None = None
+    layer: int | None = None
+    expert: int | None = None
+    trainable: bool = True
+
+    @property
+    def elements(self) -> int:
+        """Number of elements; 1 for a scalar."""
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes as stored, unsharded and unpadded."""
+        return self.elements * self.element_bytes
+
+
+def elements_of(parameters: Iterable[Parameter]) -> int:
+    """Elements of all parameters."""
+    return sum(parameter.elements for parameter in parameters)
+
+
+def largest(parameters: Iterable[Parameter]) -> int:
+    """Elements of the largest parameter; 0 for none."""
+    return max((parameter.elements for parameter in parameters), default=0)
+
+
+def by_unit(parameters: Iterable[Parameter]) -> dict[str, list[Parameter]]:
+    """Parameters of each unit, units in order of their first parameter."""
+    units: dict[str, list[Parameter]] = {}
+    for parameter in parameters:
+        units.setdefault(parameter.unit, []).append(parameter)
+    return units
+
+
+def tensor_parallel(parameters: Iterable[Parameter], t: int, expert_t: int = 1) -> list[Parameter]:
+    """The parameters of the first of ``t`` tensor-parallel ranks: dimension ``tensor_dim`` in parts of ceil(d/t), the others whole.
+
+    Experts are divided over ``expert_t`` ranks. The first rank holds the most where a size does not divide, as DTensor's Shard does.
+    """
+    return [_divided(p, expert_t if p.expert is not None else t) for p in parameters]
+
+
+def _divided(parameter: Parameter, parts: int) -> Parameter:
+    if parts == 1 or parameter.tensor_dim is None:
+        return parameter
+    sizes = list(parameter.shape)
+    sizes[parameter.tensor_dim] = -(-sizes[parameter.tensor_dim] // parts)
+    return replace(parameter, shape=tuple(sizes))
+
+
+def expert_parallel(parameters: Iterable[Parameter], ep: int) -> list[Parameter]:
+    """The parameters of the first of ``ep`` expert-parallel ranks: the first ceil(E/ep) experts of every layer, and all that is no expert."""
+    kept = list(parameters)
+    if ep == 1:
+        return kept
+    count: dict[int | None, int] = {}
+    for parameter in kept:
+        if parameter.expert is not None:
+            count[parameter.layer] = max(count.get(parameter.layer, 0), parameter.expert + 1)
+    return [p for p in kept if p.expert is None or p.expert < -(-count[p.layer] // ep)]
+
+
+def split_layers(layers: int, chunks: int) -> list[range]:
+    """Layers of each of ``chunks`` consecutive pipeline chunks: as even as they go, the first chunks get what is left over."""
+    each, more = divmod(layers, chunks)
+    starts = [chunk * each + min(chunk, more) for chunk in range(chunks + 1)]
+    return [range(starts[chunk], starts[chunk + 1]) for chunk in range(chunks)]
+
+
+def stage_chunks(layers: int, p: int, v: int, stage: int) -> list[range]:
+    """Layers of the ``v`` chunks that a stage holds: chunks stage, stage + p, ... of p v (looped placement)."""
+    chunks = split_layers(layers, p * v)
+    return [chunks[stage + turn * p] for turn in range(v)]
+
+
+def stage_parameters(parameters: Sequence[Parameter], layers: int, p: int, v: int, stage: int, tied: bool = False) -> list[Parameter]:
+    """What one pipeline stage holds: its layers; the first also what comes before layer 0, the last what comes behind the last layer.
+
+    Outside the layers, ``embedding`` goes to the first stage, everything else to the last. A head tied to the embedding is held by both.
+    """
+    if p == 1:
+        return list(parameters)
+    held = {layer for chunk in stage_chunks(layers, p, v, stage) for layer in chunk}
+    first, last = stage == 0, stage == p - 1
+    kept = []
+    for parameter in parameters:
+        if parameter.layer is not None:
+            mine = parameter.layer in held
+        elif parameter.role == "embedding":
+            mine = first or (last and tied and parameter.name.endswith(("tokens.weight", "tokens")))
+        else:
+            mine = last
+        if mine:
+            kept.append(parameter)
+    return kept
