@@ -53,7 +53,20 @@ def piece_label(key: Key, ranks: Sequence[int], summed: bool) -> str:
     """``c0``; where it is ``summed``, or the sum of several, with the ranks in the sum: ``c0 = r1+r2``; ``0 to 2`` in an all-to-all."""
     if len(key) == 2:
         return f"{key[0]} to {key[1]}"
-    return f"c{key[0]} = " + "+".join(f"r{rank}" for rank in ranks) if summed or len(ranks) > 1 else f"c{key[0]}"
+    return f"c{key[0]} = {_sum_of(ranks)}" if summed or len(ranks) > 1 else f"c{key[0]}"
+
+
+def _sum_of(ranks: Sequence[int]) -> str:
+    """``r1+r2``; more than four ranks in runs: ``r0..r5+r9``."""
+    if len(ranks) <= 4:
+        return "+".join(f"r{rank}" for rank in ranks)
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return "+".join(f"r{run[0]}..r{run[-1]}" if len(run) > 1 else f"r{run[0]}" for run in runs)
 
 
 def schedule(kind: str, algorithm: str, size: int, root: int = 0) -> list[Round]:

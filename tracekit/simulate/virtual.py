@@ -83,8 +83,11 @@ class Network:
         return list(self._calls[rank])
 
     @contextmanager
-    def step(self) -> Iterator[list[Message]]:
-        """All ``send`` inside are one logical step; gives the list that they are added to. Steps do not nest."""
+    def step(self, group: Sequence[int] = ()) -> Iterator[list[Message]]:
+        """All ``send`` inside are one logical step, of everybody in ``group`` too; gives the list that they are added to.
+
+        Steps do not nest, and one in which nothing is sent does not count.
+        """
         if self._open is not None:
             raise ValueError("a step inside a step")
         sent: list[Message] = []
@@ -95,6 +98,7 @@ class Network:
             self._open = None
         ranks = {rank for message in sent for rank in (message.source, message.target)}
         if ranks:
+            ranks.update(group)
             now = max(self._clock[rank] for rank in ranks)
             self.messages += [(now, message) for message in sent]
             for rank in ranks:
@@ -218,7 +222,7 @@ class Network:
         """Carry out a schedule: ``held[i]`` is what member i holds, and is changed. Each round is one logical step."""
         watch, about = tags.get("watch"), tags.get("label", "")
         for transfers in rounds:
-            with self.step() as sent:
+            with self.step(group) as sent:
                 under_way = [[held[t.source][key] for key in t.keys] for t in transfers]
                 arrived = []
                 for t, pieces in zip(transfers, under_way, strict=True):
