@@ -1,0 +1,40 @@
+"""Which layers of a stack are gathered and freed together: one unit a layer, one for the whole model, or blocks with a root."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tracekit.errors import UsageError
+from tracekit.simulate.linear_model import LinearStack
+from tracekit.simulate.shard_layout import Parameter
+
+WAYS = ("layer", "model", "blocks")
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Layers (from 0) that are gathered together. The root unit is what the outermost wrapping keeps for itself."""
+
+    name: str
+    layers: tuple[int, ...]
+    root: bool
+
+    def parameters(self, model: LinearStack) -> tuple[Parameter, ...]:
+        """The unit's parameters in order."""
+        return tuple(parameter for layer in self.layers for parameter in model.layer_parameters(layer))
+
+
+def units_of(model: LinearStack, way: str) -> tuple[Unit, ...]:
+    """Units in the order in which forward needs them.
+
+    ``layer``: every layer is a unit, the root owns nothing. ``model``: one unit, the root. ``blocks``: the root owns the first and the last
+    layer (as it owns embedding and head of a transformer), every layer between is a unit.
+    """
+    last = model.layers - 1
+    if way == "model":
+        return (Unit("model", tuple(range(model.layers)), True),)
+    if way == "layer":
+        return tuple(Unit(f"layer {layer + 1}", (layer,), False) for layer in range(model.layers))
+    if last < 2:
+        raise UsageError(f"units 'blocks' need at least 3 layers, there are {model.layers}", "add layers, or take units 'layer' or 'model'")
+    return (Unit("root", (0, last), True), *(Unit(f"layer {layer + 1}", (layer,), False) for layer in range(1, last)))
