@@ -1,0 +1,244 @@
+"""FSDP on virtual ranks: the worked example, the collectives that torch shows, bytes, and the numbers of one process."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tracekit.errors import UsageError
+from tracekit.simulate.fsdp import Arguments, run
+
+#: Linear layers 5-4-6-7-3, as in the recordings below.
+FOUR = "4x5,6x4,7x6,3x7"
+
+
+def table(experiment, title):
+    (found,) = [t.frame for t in experiment.tables if t.title == title]
+    return found
+
+
+def test_the_worked_example_of_two_linear_layers():
+    experiment = run(Arguments(example="tutorial"))
+    kept = table(experiment, "What each rank keeps")[["version", "rank", "shard", "elements", "padding", "bytes", "state_bytes"]]
+    assert kept.to_numpy().tolist() == [
+        ["FSDP1", 0, "W1, b1[0:1]", 7, 0, 28, 56],
+        ["FSDP1", 1, "b1[1:2], W2, b2", 7, 0, 28, 56],
+        ["FSDP2", 0, "W1[0:1], b1[0:1], W2[0:1], b2[0:1]", 7, 0, 28, 56],
+        ["FSDP2", 1, "W1[1:2], b1[1:2], W2[1:2], b2[1:2]", 7, 0, 28, 56],
+    ]
+    flat = table(experiment, "FSDP1: the flat parameter")[["parameter", "interval", "view", "held", "cut"]]
+    assert flat.to_numpy().tolist() == [
+        ["W1", "[0, 6)", "flat[0:6].view(2, 3)", "rank 0: [0, 6)", "no"],
+        ["b1", "[6, 8)", "flat[6:8].view(2)", "rank 0: [6, 7), rank 1: [7, 8)", "yes"],
+        ["W2", "[8, 12)", "flat[8:12].view(2, 2)", "rank 1: [8, 12)", "no"],
+        ["b2", "[12, 14)", "flat[12:14].view(2)", "rank 1: [12, 14)", "no"],
+    ]
+    single = table(experiment, "FSDP2: each parameter by itself")
+    assert single[single["rank"] == 1][["parameter", "rows", "local", "offset", "elements", "padding"]].to_numpy().tolist() == [
+        ["W1", "[1, 2)", "1 x 3", 0, 3, 0],
+        ["b1", "[1, 2)", "1", 3, 1, 0],
+        ["W2", "[1, 2)", "1 x 2", 4, 2, 0],
+        ["b2", "[1, 2)", "1", 6, 1, 0],
+    ]
+    assert experiment.holds
+    assert [t.title for t in experiment.tables if t.title.startswith("FSDP1") and "14 elements, 14 with padding, 7 a rank" in t.note]
+
+
+def test_the_tutorial_shows_every_step():
+    titles = [moment.title for moment in run(Arguments(example="tutorial", version="1")).moments]
+    assert titles == [
+        "after init",
+        "batch",
+        "forward: all-gather of model",
+        "forward: layer 1",
+        "forward: layer 2",
+        "loss",
+        "backward: layer 2",
+        "backward: layer 1",
+        "backward: flat gradient of model",
+        "backward: model freed",
+        "backward: reduce-scatter of model",
+        "optimizer: Adam on the shards",
+        "between steps",
+    ]
+
+
+def calls(version, **arguments):
+    """(all_gather or reduce_scatter, elements of its full tensor) in order, with prefetch as torch has it."""
+    experiment = run(Arguments(version=version, layers=FOUR, prefetch="yes", **arguments))
+    assert experiment.holds
+    return [("AG" if call.kind == "all_gather" else "RS", call.full_bytes // 4) for call in experiment.calls]
+
+
+def gathers(*sizes):
+    return [("AG", size) for size in sizes]
+
+
+def scatters(*sizes):
+    return [("RS", size) for size in sizes]
+
+
+@pytest.mark.parametrize(
+    ("version", "world", "use_orig_params", "sizes"),
+    [
+        ("2", 2, "no", (24, 30, 56, 32)),
+        ("2", 5, "no", (30, 50, 70, 40)),
+        ("1", 2, "no", (24, 30, 50, 24)),
+        ("1", 2, "yes", (24, 30, 52, 28)),
+        ("1", 5, "no", (25, 30, 50, 25)),
+        ("1", 5, "yes", (25, 30, 55, 30)),
+    ],
+)
+def test_a_unit_for_each_layer_makes_the_calls_that_torch_makes(version, world, use_orig_params, sizes):
+    """Order and elements as torch 2.13 shows them on gloo, fully_shard and FullyShardedDataParallel."""
+    a, b, c, d = sizes
+    assert calls(version, world=world, use_orig_params=use_orig_params) == [
+        *gathers(a, b, c, d),
+        *gathers(d, c),
+        *scatters(d),
+        *gathers(b),
+        *scatters(c),
+        *gathers(a),
+        *scatters(b, a),
+    ]
+
+
+@pytest.mark.parametrize(("version", "sizes"), [("2", (56, 30, 56)), ("1", (48, 30, 50))])
+def test_the_root_with_first_and_last_layer_stays_gathered(version, sizes):
+    root, second, third = sizes
+    assert calls(version, world=2, units="blocks") == [
+        *gathers(root, second, third, third, second),
+        *scatters(third, second, root),
+    ]
+
+
+def test_the_root_is_gathered_again_where_everything_is_freed():
+    """reshard_after_forward=True in torch; FullyShardedDataParallel keeps its root all the same."""
+    expected = [*gathers(56, 30, 56, 56, 56, 30), *scatters(56, 30, 56)]
+    assert calls("2", world=2, units="blocks", reshard_after_forward="yes") == expected
+    assert calls("1", world=2, units="blocks", reshard_after_forward="yes") == calls("1", world=2, units="blocks")
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_nothing_is_gathered_twice_where_nothing_is_freed(version):
+    kinds = [kind for kind, _ in calls(version, world=2, reshard_after_forward="no")]
+    assert kinds == ["AG"] * 4 + ["RS"] * 4
+
+
+def test_one_unit_for_the_model_gathers_once():
+    assert calls("2", world=2, units="model") == [("AG", 142), ("RS", 142)]
+    assert calls("1", world=2, units="model") == [("AG", 128), ("RS", 128)]
+    assert calls("1", world=2, units="model", use_orig_params="yes") == [("AG", 136), ("RS", 136)]
+
+
+def test_calls_are_tagged_as_a_recording_is():
+    first, last = (run(Arguments(version="2", layers=FOUR)).calls[i] for i in (0, -1))
+    assert (first.axis, first.purpose, first.phase, first.label) == ("dp_shard", "parameter_gather", "forward", "layer 1")
+    assert (last.axis, last.purpose, last.phase, last.label) == ("dp_shard", "gradient_scatter", "backward", "layer 1")
+
+
+def test_bytes_of_every_moment_and_the_peak_add_up():
+    experiment = run(Arguments())
+    for version in ("FSDP1", "FSDP2"):
+        moments = [moment for moment in experiment.moments if moment.title.startswith(version)]
+        peaks = table(experiment, "Peak, and by what")
+        parts = peaks[peaks["version"] == version]
+        total = int(parts[parts["kind"] == "sum"]["bytes"].iloc[0])
+        assert int(parts[parts["kind"] != "sum"]["bytes"].sum()) == total
+        assert total == max(moment.live_bytes(rank) for moment in moments for rank in range(4))
+        live = table(experiment, f"{version}: bytes held by rank {int(parts['rank'].iloc[0])} at each moment")
+        assert (live.drop(columns=["moment", "sum"]).sum(axis=1) == live["sum"]).all()
+        assert len(live) == len(moments)
+
+
+def test_a_rank_without_rows_stores_padding_and_no_adam_state():
+    """3 rows on 4 ranks: the last rank has none, but stores one."""
+    experiment = run(Arguments(version="2", layers="3x2", bias="no"))
+    assert table(experiment, "What each rank keeps")[["shard", "bytes", "state_bytes"]].to_numpy().tolist() == [
+        ["W1[0:1]", 8, 16],
+        ["W1[1:2]", 8, 16],
+        ["W1[2:3]", 8, 16],
+        ["padding (2)", 8, 0],
+    ]
+
+
+def test_between_steps_is_what_was_after_init():
+    for version in ("1", "2"):
+        moments = run(Arguments(version=version)).moments
+        assert [sorted(cell.label for cell in cells) for cells in moments[0].holds] == [
+            sorted(cell.label for cell in cells) for cells in moments[-1].holds
+        ]
+
+
+def test_messages_of_the_moments_are_all_that_was_sent():
+    experiment = run(Arguments(version="2"))
+    sent = [sum(m.bytes for moment in experiment.moments for m in moment.messages if m.source == rank) for rank in range(4)]
+    counted = [check.counted for check in experiment.checks if check.quantity == "FSDP2: bytes sent by rank 0"]
+    assert sent == counted * 4
+
+
+def test_half_as_wide_gathers_send_half():
+    """q 2, r 4: F(W) n (2 + 2 + 4) against F(W) n (4 + 4 + 4)."""
+    narrow, wide = (run(Arguments(version="2", gathered_bytes=size)) for size in (2, 4))
+    sent = [next(c.counted for c in e.checks if c.quantity == "FSDP2: bytes sent by all ranks") for e in (narrow, wide)]
+    assert sent[0] * 12 == sent[1] * 8
+    assert narrow.holds and wide.holds
+
+
+def test_keeping_everything_costs_memory_and_prefetch_does_too():
+    def peak(**arguments):
+        moments = run(Arguments(version="2", layers="8x8,8x8,8x8,8x8", **arguments)).moments
+        return max(moment.live_bytes(0) for moment in moments)
+
+    assert peak() < peak(prefetch="yes") < peak(reshard_after_forward="no")
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.integers(1, 6), min_size=2, max_size=5),
+    st.builds(
+        Arguments,
+        world=st.integers(1, 8),
+        bias=st.sampled_from(["yes", "no"]),
+        units=st.sampled_from(["layer", "model", "blocks"]),
+        use_orig_params=st.sampled_from(["yes", "no"]),
+        reshard_after_forward=st.sampled_from(["default", "yes", "no"]),
+        prefetch=st.sampled_from(["yes", "no"]),
+        batch=st.integers(1, 3),
+        steps=st.integers(1, 3),
+        seed=st.integers(0, 99),
+        stored_bytes=st.sampled_from([4, 8]),
+        gathered_bytes=st.sampled_from([1, 2, 4]),
+        reduced_bytes=st.sampled_from([2, 4]),
+    ),
+)
+def test_every_check_holds_for_any_stack_and_world(widths, arguments):
+    if arguments.units == "blocks" and len(widths) < 4:
+        arguments = replace(arguments, units="layer")
+    layers = ",".join(f"{outputs}x{inputs}" for inputs, outputs in pairwise(widths))
+    experiment = run(replace(arguments, layers=layers))
+    assert [check for check in experiment.checks if not check.holds] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"world": 0}, "--world 0"),
+        ({"world": 65}, "--world 65"),
+        ({"batch": 0}, "--batch 0"),
+        ({"steps": 0}, "--steps 0"),
+        ({"seed": -1}, "--seed -1"),
+        ({"layers": "2x3,4x4"}, "layer 1 has 2 outputs"),
+        ({"units": "blocks", "layers": "2x3,2x2"}, "at least 3 layers"),
+        ({"units": "block"}, "--units block"),
+        ({"gathered_bytes": 3}, "--gathered-bytes 3"),
+        ({"example": "tutorial", "world": 3}, "contradicts --example tutorial"),
+        ({"world": 64, "layers": ",".join(["2x2"] * 9)}, "nobody can read"),
+        ({"world": 64, "layers": "4096x4096"}, "elements on all ranks"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(arguments, problem):
+    with pytest.raises(UsageError, match=problem):
+        run(Arguments(**arguments))
