@@ -56,9 +56,9 @@ class Group(msgspec.Struct, frozen=True):
 class Parameter(msgspec.Struct, frozen=True):
     """One parameter as this rank holds it.
 
-    ``shape`` is the full, unsharded shape; ``local_shape`` what is on this rank; ``address``/``bytes`` its storage (``bytes`` with padding);
-    ``placements`` one word a mesh axis of its DTensor (``Shard(0)``, ``Replicate()``), [] for a plain tensor. ``role`` is one of embedding,
-    head, attention, mlp, norm, router, expert, other.
+    ``shape`` is the full, unsharded shape; ``local_shape`` what is on this rank; ``address``/``bytes`` its storage (``bytes`` with
+    padding); ``placements`` one word for each of ``axes``, the mesh axes of its DTensor (``Shard(0)``, ``Replicate()``), [] for a plain
+    tensor. ``role`` is one of embedding, head, attention, mlp, norm, router, expert, other.
     """
 
     name: str
@@ -227,7 +227,7 @@ def _problem(manifest: Manifest) -> str:
     columns = (owners.time_ns, owners.address, owners.bytes, owners.category, owners.name, owners.unit)
     if len({len(column) for column in columns}) > 1:
         return "the columns of its owners differ in length"
-    if any(not 0 <= code < len(owners.strings) for column in columns[3:] for code in (min(column, default=0), max(column, default=0)) if column):
+    if any(column and not 0 <= min(column) <= max(column) < len(owners.strings) for column in columns[3:]):
         return "its owners point outside their strings"
     listed = (calls.time_ns, calls.group, calls.seq, calls.name, calls.peer, calls.elements_in, calls.elements_out)
     if len({len(column) for column in listed}) > 1:

@@ -109,6 +109,7 @@ OPERATIONS = table(
     ("window", "int32", "", "index into job.windows"),
     ("local", "int32", "", "row in that window's local operations"),
     ("step_number", "int64", "", "number of the step (ProfilerStep#N) by start on the device; NULL outside every step"),
+    ("launch_step_number", "int64", "", "number of the step in which the host called it; NULL where not known or outside every step"),
     ("start_ns", "int64", "ns", "start, aligned"),
     ("end_ns", "int64", "ns", "end, aligned"),
     ("kind", "str", "", "collectives.kinds vocabulary"),

@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 
+from tracekit.manifest import Manifest
 from tracekit.mesh.process_groups import LocalGroup
 from tracekit.readers.identity import Identity
 from tracekit.trace.events import BoolArray, Coverage, Int8Array, Int32Array, Int64Array, RankTables
@@ -77,6 +78,7 @@ class Activity:
     groups: list[LocalGroup]
     on_cpu: bool
     window: tuple[int, int]  # first start and last end of what happened, ns
+    manifest: Manifest | None = None  # what the recorder wrote beside the trace
 
     @property
     def coverage(self) -> Coverage:
@@ -97,3 +99,4 @@ class Window:
     groups: list[LocalGroup]
     operations: pd.DataFrame
     reduced: dict[str, Any] = field(default_factory=dict)  # analysis name -> what its reduce() returned
+    manifest: Manifest | None = None  # without the columns of single storages and collectives, which stay where the file was read

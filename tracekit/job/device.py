@@ -19,6 +19,8 @@ from tracekit.units import NULL
 _COPIES = (Category.MEMCPY, Category.MEMSET)
 #: Backends whose annotations ARE the communication (it runs on the host). An ``nccl:`` range only encloses a launch.
 HOST_BACKENDS = ("gloo:", "mpi:", "ucc:")
+#: The recorder's range around a collective call, with the arguments that NCCL's record has.
+LABEL = "tracekit::collective"
 _GRAPH_LAUNCHES = ("cudaGraphLaunch", "hipGraphLaunch", "cuGraphLaunch")
 
 
@@ -38,7 +40,7 @@ def device_work(tables: RankTables, steps: Steps, span: tuple[int, int]) -> tupl
     rows = tables.rows(*DEVICE_WORK)
     on_cpu = not len(rows)
     device = _host_compute(tables) if on_cpu else _device_pieces(tables, rows, span)
-    work = _link(tables, _joined(device, _host_communication(tables)), steps, on_cpu)
+    work = _link(tables, _joined(device, _host_communication(tables, on_cpu)), steps, on_cpu)
     if on_cpu:
         tables.coverage.note("the trace holds no GPU work: operators count as compute, the backend's ranges as communication")
     else:
@@ -73,10 +75,13 @@ def host_ranges(tables: RankTables) -> Int64Array:
     return rows[tables.dur[rows] >= 0]
 
 
-def _host_communication(tables: RankTables) -> Pieces:
-    """The ranges in which a host backend moves bytes (``gloo:all_reduce``)."""
-    rows = host_ranges(tables)
-    rows = rows[tables.each_text(tables.name[rows], lambda text: text.startswith(HOST_BACKENDS) and kind_of_annotation(text) is not None)]
+def _host_communication(tables: RankTables, on_cpu: bool) -> Pieces:
+    """The ranges in which a host backend moves bytes (``gloo:all_reduce``); of a backend without any (fake) the recorder's labels."""
+    everything = host_ranges(tables)
+    names = tables.name[everything]
+    rows = everything[tables.each_text(names, lambda text: text.startswith(HOST_BACKENDS) and kind_of_annotation(text) is not None)]
+    if not len(rows) and on_cpu:
+        rows = everything[tables.each_text(names, lambda text: text == LABEL)]
     start = tables.ts[rows]
     work = np.full(len(rows), int(Work.COMMUNICATION), np.int8)
     return Pieces(rows, start, start + tables.dur[rows], work, np.zeros(len(rows), np.bool_))
@@ -95,7 +100,7 @@ def _host_compute(tables: RankTables) -> Pieces:
 
 
 def _is_collective_call(text: str) -> bool:
-    prefixes = ("c10d::", "_c10d_functional", "record_param_comms", *HOST_BACKENDS)
+    prefixes = ("c10d::", "_c10d_functional", "record_param_comms", LABEL, *HOST_BACKENDS)
     return text.startswith(prefixes) or kind_of_operator(text) is not None
 
 

@@ -17,7 +17,7 @@ from tracekit.collectives.semantics import full_elements, kept_elements, sent_by
 from tracekit.errors import InputError, UsageError
 from tracekit.job.activity import Window
 from tracekit.job.model import Job
-from tracekit.mesh.mesh import infer_mesh, parse_mesh
+from tracekit.mesh.mesh import Axis, Recorded, infer_mesh, parse_mesh
 from tracekit.mesh.process_groups import ProcessGroups, unite
 from tracekit.mesh.topology import nodes, spans_nodes
 from tracekit.readers.identity import resolve
@@ -40,7 +40,9 @@ def join(
     recorded = _steps_of_ranks(used)
     notes += [*world_notes, *_steps_apart(recorded)]
     groups, group_notes = unite([(w.rank if w.rank is not None else 0, w.groups) for w in used], world_size)
-    layout, axes, mesh_notes = infer_mesh(groups, world_size, present, parse_mesh(mesh) if mesh else None)
+    layout, axes, mesh_notes = infer_mesh(
+        groups, world_size, present, parse_mesh(mesh) if mesh else None, _recorded_mesh(used, notes)
+    )
     hosts = {w.rank: w.identity.host for w in used if w.rank is not None}
     node_of = nodes(hosts, world_size, gpus_per_node)
     groups = ProcessGroups(
@@ -116,6 +118,18 @@ def _world(
         whole = len(set(present) - set(cut))
         notes.append(f"{whole} of {world_size} ranks are complete; truncated: {listed(cut, 12)}")
     return world_size, present, missing, notes
+
+
+def _recorded_mesh(used: Sequence[Window], notes: list[str]) -> Recorded | None:
+    """The mesh that the manifests agree on; None where there are none, and (with a note) where they differ."""
+    manifests = [w.manifest for w in used if w.manifest is not None and w.manifest.mesh]
+    meshes = {tuple((axis.name, axis.size) for axis in m.mesh) for m in manifests}
+    if len(meshes) > 1:
+        notes.append("the manifests of the ranks tell different meshes: none of them is used")
+    if len(meshes) != 1:
+        return None
+    axis_of = {(g.name, tuple(g.ranks)): g.axis for m in manifests for g in m.groups if g.axis}
+    return Recorded([Axis(name, size) for name, size in meshes.pop()], axis_of)
 
 
 def _most_common(values: Iterable[str]) -> str:

@@ -15,14 +15,14 @@ import pandas as pd
 from tracekit import schema
 from tracekit.collectives import kinds
 from tracekit.job.activity import DeviceWork, Work
-from tracekit.job.device import HOST_BACKENDS, host_ranges
+from tracekit.job.device import HOST_BACKENDS, LABEL, host_ranges
 from tracekit.job.shapes import TensorShapes, tensor_shapes
 from tracekit.trace import correlate
-from tracekit.trace.events import Category, Int32Array, Int64Array, RankTables
-from tracekit.trace.steps import PHASE_NAMES, Phases
+from tracekit.trace.events import BoolArray, Category, Int32Array, Int64Array, RankTables
+from tracekit.trace.steps import PHASE_NAMES, Phases, Steps
 from tracekit.units import NULL
 
-RECORD = "record_param_comms"
+RECORDS = ("record_param_comms", LABEL)
 EVIDENCE = ("metadata", "operator", "annotation", "kernel_name")
 
 
@@ -39,7 +39,7 @@ class Links:
 
 
 def local_operations(
-    tables: RankTables, work: DeviceWork, phases: Phases, group_of: Int32Array
+    tables: RankTables, work: DeviceWork, phases: Phases, group_of: Int32Array, steps: Steps
 ) -> tuple[pd.DataFrame, DeviceWork]:
     """The table schema.LOCAL_OPERATIONS, and the device work with ``operation`` filled in.
 
@@ -57,13 +57,16 @@ def local_operations(
     called = np.full(len(at), NULL, np.int64)
     known = links.anchor >= 0
     called[known] = tables.ts[links.anchor[known]]
+    launch_step = work.launch_step[at].copy()
+    on_host = known & (work.launch_row[at] < 0)
+    launch_step[on_host] = steps.index_at(called[on_host])
     frame = schema.LOCAL_OPERATIONS.frame(
         {
             "start_ns": work.start[at],
             "end_ns": work.end[at],
             "launch_ns": called,
             "step": work.step[at],
-            "launch_step": work.launch_step[at],
+            "launch_step": launch_step,
             "kind": kind,
             "implementation": implementation,
             "evidence": evidence,
@@ -111,12 +114,14 @@ def _links(tables: RankTables, rows: Int64Array, launch: Int64Array, start: Int6
         tables, host, lambda text: kinds.kind_of_annotation(text) is not None and not text.startswith(HOST_BACKENDS)
     )
     contexts = _coded_rows(tables, tables.rows(Category.USER_ANNOTATION), is_context)
-    records = _coded_rows(tables, host, lambda text: text == RECORD)
+    records = _coded_rows(tables, host, lambda text: text in RECORDS)
     records = records[side.at(records) >= 0]
     anchor = launch.copy()
     by_host = np.flatnonzero(~np.isin(tables.category[rows], [int(Category.KERNEL)]))
     if len(by_host):
         anchor[by_host] = host_calls(tables, rows[by_host], start[by_host], calls)
+        labels = _is_label(tables, rows)
+        anchor[labels] = rows[labels]
     inner, inverse = np.unique(anchor[anchor >= 0], return_inverse=True)
 
     def around(outer: Int64Array) -> Int64Array:
@@ -128,6 +133,10 @@ def _links(tables: RankTables, rows: Int64Array, launch: Int64Array, start: Int6
     operator[by_host] = anchor[by_host]
     record = around(records)
     return Links(anchor, side.at(rows), np.where(record >= 0, side.at(record), -1), operator, around(annotations), around(contexts))
+
+
+def _is_label(tables: RankTables, rows: Int64Array) -> BoolArray:
+    return tables.each_text(tables.name[rows], lambda text: text == LABEL)
 
 
 def is_context(text: str) -> bool:
@@ -143,6 +152,9 @@ def host_calls(tables: RankTables, rows: Int64Array, start: Int64Array, calls: I
     """
     result = np.full(len(rows), -1, np.int64)
     calls = _coded_rows(tables, calls, lambda text: not text.startswith("_c10d_functional"))
+    # Under a dispatch mode a call stands twice in the trace, the inner one inside the outer: the inner one is what the backend got.
+    outer = correlate.enclosing(tables, calls, calls)
+    calls = calls[~np.isin(calls, outer[outer >= 0])]
     size_of_call = tensor_shapes(tables, calls).elements
     size_of_piece = tensor_shapes(tables, rows).elements
     for size in np.unique(size_of_piece):

@@ -6,18 +6,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pandas as pd
 
 from tracekit.errors import InputError
+from tracekit.job import recorded
 from tracekit.job.activity import Activity, Window
 from tracekit.job.device import HOST_BACKENDS, device_work
 from tracekit.job.operations import local_operations
+from tracekit.manifest import Calls, Manifest, Owners
 from tracekit.mesh.local_groups import local_groups
 from tracekit.mesh.process_groups import LocalGroup
 from tracekit.readers import cache
 from tracekit.readers.identity import Identity, identify
 from tracekit.readers.kineto import read_trace
+from tracekit.readers.manifest import read_manifest
 from tracekit.readers.sources import Source
 from tracekit.trace import durations
 from tracekit.trace.events import Coverage, RankTables
@@ -43,7 +47,10 @@ def read_window(source: Source, task: Task) -> Window | Coverage:
         tables = read_tables(source, task)
     except InputError as error:
         return Coverage(source.url, status="skipped", problems=[str(error)])
-    return reduce_window(tables, source.name, task)
+    manifest, problem = read_manifest(source)
+    if problem:
+        tables.coverage.note(problem)
+    return reduce_window(tables, source.name, task, manifest)
 
 
 def read_tables(source: Source, task: Task) -> RankTables:
@@ -59,17 +66,22 @@ def read_tables(source: Source, task: Task) -> RankTables:
     return tables
 
 
-def reduce_window(tables: RankTables, name: str, task: Task) -> Window:
-    """Link the tables of one file and run every reducer on them."""
+def reduce_window(tables: RankTables, name: str, task: Task, manifest: Manifest | None = None) -> Window:
+    """Link the tables of one file, with what the recorder says of it, and run every reducer on them."""
     identity = identify(tables, name)
-    activity = build_activity(tables, task.steps)
+    if manifest is not None and identity.rank is not None and identity.rank != manifest.rank:
+        tables.coverage.note(f"the manifest is of rank {manifest.rank}, the trace of rank {identity.rank}: it is read without it")
+        manifest = None
+    activity = build_activity(tables, task.steps, manifest)
     reduced = {analysis: reducer(activity) for analysis, reducer in task.reducers.items()}
     for problem in identity.problems:
         tables.coverage.note(problem)
     return _window(activity, identity, reduced)
 
 
-def build_activity(tables: RankTables, steps: tuple[int | None, int | None] | None = None) -> Activity:
+def build_activity(
+    tables: RankTables, steps: tuple[int | None, int | None] | None = None, manifest: Manifest | None = None
+) -> Activity:
     """Everything a per-rank analysis looks at. ``steps``: numbers (from, to), half open, that are to be looked at."""
     span = durations.span(tables)
     found = find_steps(tables)
@@ -80,9 +92,12 @@ def build_activity(tables: RankTables, steps: tuple[int | None, int | None] | No
     work, on_cpu = device_work(tables, found, span)
     if steps is not None:
         work = work.where((work.step >= 0) | (work.launch_step >= 0))
-    operations, work = local_operations(tables, work, phases, group_of)
+    operations, work = local_operations(tables, work, phases, group_of, found)
+    if manifest is not None:
+        recorded.add_groups(groups, manifest)
+        recorded.add_calls(tables, operations, groups, manifest)
     _give_the_only_group(tables, operations, groups)
-    return Activity(tables, found, phases, work, operations, groups, on_cpu, span)
+    return Activity(tables, found, phases, work, operations, groups, on_cpu, span, manifest)
 
 
 def _give_the_only_group(tables: RankTables, operations: pd.DataFrame, groups: list[LocalGroup]) -> None:
@@ -122,4 +137,5 @@ def _window(activity: Activity, identity: Identity, reduced: dict[str, Any]) -> 
         groups=activity.groups,
         operations=activity.operations,
         reduced=reduced,
+        manifest=None if activity.manifest is None else msgspec.structs.replace(activity.manifest, owners=Owners(), calls=Calls()),
     )

@@ -45,6 +45,14 @@ class Mesh:
     source: str
 
 
+@dataclass(frozen=True)
+class Recorded:
+    """The mesh as the recorder's manifests tell it: ``axes``, outermost first, and the axis of each group by (name, members)."""
+
+    axes: Sequence[Axis]
+    axis_of: Mapping[tuple[str, tuple[int, ...]], str]
+
+
 def parse_mesh(text: str) -> tuple[Axis, ...]:
     """``pp=2,dp_shard=4,tp=2`` as axes, outermost first; one size may be -1: what is left of the world. UsageError says what is wrong."""
     axes = []
@@ -97,9 +105,13 @@ def groups_of_axis(axes: Sequence[Axis], names: Iterable[str]) -> list[tuple[int
 
 
 def infer_mesh(
-    groups: ProcessGroups, world_size: int | None, ranks: Sequence[int], user: tuple[Axis, ...] | None
+    groups: ProcessGroups,
+    world_size: int | None,
+    ranks: Sequence[int],
+    user: tuple[Axis, ...] | None,
+    recorded: Recorded | None = None,
 ) -> tuple[Mesh, list[str], list[str]]:
-    """(mesh, axis of each group, notes). ``user``: axes given with --mesh, which win over everything inferred.
+    """(mesh, axis of each group, notes). ``user``: axes given with --mesh, which win over everything; then come those of ``recorded``.
 
     ``ranks`` are those whose traces were read; groups of the other ranks need not be known, strides tell them. UsageError where the user's
     axes do not make up the world.
@@ -113,7 +125,12 @@ def infer_mesh(
         source = "user"
         names = [_user_axis(p, axes, world_size, notes) for p in placed]
         _note_lost(placed, names, notes)
+    elif recorded is not None and world_size in (None, math.prod(axis.size for axis in recorded.axes)):
+        axes, source = tuple(recorded.axes), "manifest"
+        names = [recorded.axis_of.get((p.group.name, p.group.ranks or ())) or p.described or _joined_axes(p, axes) for p in placed]
     else:
+        if recorded is not None:
+            notes.append(f"the manifests' mesh {_shape(recorded.axes)} does not make up {world_size} ranks: it is not used")
         found, source = layout(placed, world_size, ranks, notes)
         axes = tuple(Axis(name, span.size) for name, span in found)
         if not axes and world_size is not None and any(_is_world(p.group, world_size) for p in placed):

@@ -2,7 +2,7 @@
 
 Three ways, each with its cost:
 
-- the flight recorder, on by default: torch keeps the last calls of every process group anyway; they are read once, at the end of the window;
+- the flight recorder, on by default: torch keeps the last calls of every process group anyway; they are read once, at the window's end;
 - labels around ``ProcessGroup.send`` and ``recv``, which the flight recorder misses: about 3 us a call;
 - a dispatch mode over every c10d operator (``labels="dispatch"``): it also sees backends without a flight recorder, and costs about a
   tenth of a 150 ms step, several times a 2 ms one.
@@ -63,7 +63,12 @@ def label_point_to_point(counters: Counters, guard: Callable[[BaseException], No
         return around
 
     undo = [private.replaced(owner, name, make(name)) for name in _P2P]
-    return lambda: [step() for step in undo] and None
+
+    def undo_all() -> None:
+        for step in undo:
+            step()
+
+    return undo_all
 
 
 def p2p_arguments(group: Any, kind: str, tensors: Sequence[torch.Tensor], peer: Any, counters: Counters) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
 
 from tracekit.recorder import private
 from tracekit.recorder.owners import OwnerLog
@@ -110,8 +111,8 @@ class Hooks:
                 handle = private.fsdp1_handle(module) if isinstance(module, FullyShardedDataParallel) else None
                 if handle is not None:
                     self._owners.own(private.fsdp1_flat(handle)["local"], "parameters", "flat_param")
-            for number, size in enumerate(private.ddp_bucket_bytes(model) or [] if type(model).__name__ == "DistributedDataParallel" else []):
-                if not getattr(model, "gradient_as_bucket_view", False):
+            if isinstance(model, DistributedDataParallel) and not model.gradient_as_bucket_view:
+                for number, size in enumerate(private.ddp_bucket_bytes(model) or []):
                     self._owners.row(0, size, "communication_buffers", f"bucket {number}")
         self.gradients(models)
         self.optimizer_state(models, optimizers)

@@ -15,7 +15,7 @@ MOST = 2_000_000
 
 
 class OwnerLog:
-    """Collects registrations from any thread. Rows are only kept while ``active``; what stood before the window is registered at its start."""
+    """Collects registrations from any thread, while ``active``; what stood before the window is registered at its start."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -44,14 +44,14 @@ class OwnerLog:
                 self.left_out += 1
                 return
             code = self._codes
-            words = [code.setdefault(text, len(code)) for text in (category, name, unit)]
-            self._rows.append((time.time_ns() if time_ns is None else time_ns, address, size, *words))
+            kind, called, part = (code.setdefault(text, len(code)) for text in (category, name, unit))
+            self._rows.append((time.time_ns() if time_ns is None else time_ns, address, size, kind, called, part))
 
     def columns(self) -> Owners:
         """Everything registered so far."""
         with self._lock:
-            columns = [list(column) for column in zip(*self._rows, strict=True)] or [[] for _ in range(6)]
-            return Owners(*columns, strings=list(self._codes))
+            time_ns, address, size, category, name, unit = ([row[i] for row in self._rows] for i in range(6))
+            return Owners(time_ns, address, size, category, name, unit, list(self._codes))
 
 
 def storage(tensor: torch.Tensor) -> tuple[int, int] | None:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.profiler import ProfilerActivity, ProfilerAction, profile, schedule
+from torch.profiler import ProfilerAction, ProfilerActivity, profile, schedule
 
 from tracekit.manifest import SUFFIX, Calls, encode
 from tracekit.recorder import collectives, describe, private
@@ -77,11 +77,11 @@ class Recorder:
         return torch.profiler.record_function(f"micro_batch {index}")
 
     def own(self, tensor: torch.Tensor | None, category: str, name: str = "", unit: str = "") -> None:
-        """Say what a tensor is for (a category of ``tracekit.manifest.CATEGORIES``), where the recorder cannot know: own buffers, caches."""
+        """Say what a tensor is for (one of ``tracekit.manifest.CATEGORIES``) where the recorder cannot know: own buffers, caches."""
         self._safely(lambda: self._owners.own(tensor, category, name, unit))
 
     def describe(self, **said: Any) -> None:
-        """Add to the manifest: ``batch``, ``precision``, ``pipeline``, ``options``, ``strategy``, ``model_shape``, ``expected``, ``units``."""
+        """Add to the manifest: ``batch``, ``precision``, ``pipeline``, ``options``, ``strategy``, ``model_shape``, ``units``."""
 
         def update() -> None:
             for key, value in said.items():

@@ -63,7 +63,8 @@ def launch(name: str, arguments: Sequence[str], *, quiet: bool = False) -> int:
         world = _plan(context, name, arguments, folder)
         where = f"tcp://127.0.0.1:{_free_port()}"
         processes = [
-            context.Process(target=_rank, args=(name, list(arguments), rank, world, where, folder), name=f"rank {rank}") for rank in range(world)
+            context.Process(target=_rank, args=(name, list(arguments), rank, world, where, folder), name=f"rank {rank}")
+            for rank in range(world)
         ]
         for process in processes:
             process.start()
@@ -126,7 +127,7 @@ def _rank(name: str, arguments: list[str], rank: int, world: int, where: str, fo
         from workloads.common.loop import run
 
         run(importlib.import_module(name), arguments, rank, world, where)
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - whatever ended the rank is told by the launcher
         text = str(error).strip().splitlines()
         failure = {"order": time.time(), "text": f"{type(error).__name__}: {text[0] if text else ''}"}
         if isinstance(error, UsageError):

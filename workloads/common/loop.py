@@ -4,7 +4,8 @@ A workload is a module with
     MESH      axis -> size, outermost first: what it runs on by default,
     Options   a frozen dataclass of its own options (may be missing),
     build     (Job, Options) -> Training,
-    expected  (Job, Options) -> list[Expected]: the collectives of one rank and step as formulas of its sizes.
+    expected  (Job, Options) -> list[Expected]: the collectives of one rank and step as formulas of its sizes,
+    reference (Job) -> parameters after one step on one process (may be missing: the plain transformer's).
 """
 
 from __future__ import annotations
@@ -110,7 +111,8 @@ def train(workload: ModuleType, job: Job, options: Any) -> None:
     name = re.sub(r".*\.", "", workload.__spec__.name if workload.__spec__ else workload.__name__)
     with _recorder(job, options, training, name, workload) as recorder:
         for number in range(settings.steps):
-            ids_BT, targets_BT = (job.share(t).to(job.device) for t in reference.batch_of(job.shape, job.global_batch, settings.seed, number))
+            batch = reference.batch_of(job.shape, job.global_batch, settings.seed, number)
+            ids_BT, targets_BT = (job.share(tensor).to(job.device) for tensor in batch)
             if training.step is not None:
                 training.step(ids_BT, targets_BT, recorder)
             else:
@@ -195,7 +197,7 @@ def _recorder(job: Job, options: Any, training: Training, name: str, workload: M
         strategy=name,
         options=shown,
         command=f"tracekit record {name} {launch.shown(sys_arguments(settings, options))}".strip(),
-        batch=Batch(job.global_batch, job.local_batch, job.local_batch // settings.micro_batches, settings.micro_batches, job.shape.sequence),
+        batch=batch_sizes(job),
         **{
             "model_shape": {**job.shape.describe(), "parameters": job.shape.elements()},
             "precision": precision_of(settings),
@@ -203,6 +205,12 @@ def _recorder(job: Job, options: Any, training: Training, name: str, workload: M
             **training.describe,
         },
     )
+
+
+def batch_sizes(job: Job) -> Batch:
+    """Samples a step, of all ranks, of this one and of one micro-batch."""
+    pieces = job.settings.micro_batches
+    return Batch(job.global_batch, job.local_batch, job.local_batch // pieces, pieces, job.shape.sequence)
 
 
 def precision_of(settings: Settings) -> Precision:
@@ -224,18 +232,18 @@ def sys_arguments(settings: Settings, options: Any) -> list[str]:
 
 
 def verify(workload: ModuleType, job: Job, training: Training) -> str:
-    """Compare this rank's gathered parameters with the reference after one step; a sentence, or AssertionError where they differ."""
+    """Compare this rank's gathered parameters with the reference after one step: a sentence, or AssertionError where they differ."""
     if job.settings.precision != "fp32" or job.settings.backend == "fake":
         raise UsageError("--verify compares fp32 training of all ranks", "leave out --precision and --backend fake")
     rate = job.settings.learning_rate
-    mlp = training.describe.get("model", {}).get("reference_mlp")
-    wanted = getattr(workload, "reference", None)
-    expected = wanted(job) if wanted is not None else reference.train(job.shape, job.global_batch, job.settings.seed, 1, rate, **({"mlp": mlp} if mlp else {}))
+    wanted = getattr(workload, "reference", lambda job: reference.train(job.shape, job.global_batch, job.settings.seed, 1, rate))
+    expected = wanted(job)
     found = training.gathered()
     strange = sorted(set(found) - set(expected))
     if strange or not found:
         raise AssertionError(f"gathered parameters that the reference does not have: {strange[:3]}")
     worst = max(((found[n].float() - expected[n]).abs().max().item(), n) for n in found)
     if not worst[0] <= TOLERANCE * rate:
-        raise AssertionError(f"after one step {worst[1]} differs from the reference by {worst[0]:.3g}, {worst[0] / rate:.3g} learning rates")
+        off = f"{worst[0]:.3g}, {worst[0] / rate:.3g} learning rates"
+        raise AssertionError(f"after one step {worst[1]} differs from the reference by {off}")
     return f"verified: after one step {len(found)} gathered parameters equal the single-process reference within {worst[0]:.2g}"

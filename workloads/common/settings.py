@@ -74,9 +74,12 @@ def parser(workload: ModuleType) -> argparse.ArgumentParser:
     """Command line of one workload."""
     name = workload.__name__.rpartition(".")[2]
     text = argparse.ArgumentParser(
-        prog=f"tracekit record {name}", description=workload.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, exit_on_error=False,
+        prog=f"tracekit record {name}",
+        description=workload.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        exit_on_error=False,
         allow_abbrev=False,
-    )  # fmt: skip
+    )
     _add(text.add_argument_group("options of this workload"), options_type(workload))
     _add(text.add_argument_group("options of all workloads"), Settings)
     return text
@@ -90,7 +93,8 @@ def _add(group: argparse._ArgumentGroup, kind: type) -> None:
         if hints[item.name] is bool:
             group.add_argument(*names, action=argparse.BooleanOptionalAction, default=item.default, dest=item.name, help=shown)
         else:
-            group.add_argument(*names, type=hints[item.name], default=item.default, dest=item.name, choices=item.metadata.get("choices"), help=shown)
+            choices = item.metadata.get("choices")
+            group.add_argument(*names, type=hints[item.name], default=item.default, dest=item.name, choices=choices, help=shown)
 
 
 def parse(workload: ModuleType, arguments: Sequence[str]) -> tuple[Settings, Any]:

@@ -1,0 +1,91 @@
+"""Record a workload with the command a user types, and count what its trace shows, as ``tracekit analyze`` reads it."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tracekit.job.load import LoadOptions, load_job
+from tracekit.job.model import Job
+from tracekit.manifest import Expected, Manifest
+
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed: pip install 'tracekit[record]'")
+
+#: (kind, axis, purpose) -> (calls, full bytes) of one rank and step.
+Counted = dict[tuple[str, str, str], tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A recorded job, read by the analyzer."""
+
+    folder: Path
+    job: Job
+    output: str
+
+    @property
+    def manifests(self) -> dict[int, Manifest]:
+        """Manifest of each rank."""
+        return {w.rank: w.manifest for w in self.job.windows if w.rank is not None and w.manifest is not None}
+
+    def counted(self, rank: int, step: int) -> Counted:
+        """What one rank called in one step."""
+        operations = self.job.operations
+        own = operations[(operations["rank"] == rank) & (operations["launch_step_number"] == step)]
+        calls: Counter[tuple[str, str, str]] = Counter()
+        sizes: Counter[tuple[str, str, str]] = Counter()
+        for kind, group, purpose, full in zip(own["kind"], own["group"], own["purpose"], own["full_bytes"], strict=True):
+            key = (str(kind), self.job.groups[group].axis if group >= 0 else "", str(purpose))
+            calls[key] += 1
+            sizes[key] += int(full)
+        return {key: (calls[key], sizes[key]) for key in calls}
+
+
+def run(*arguments: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
+    """``tracekit`` with these arguments in a process of its own."""
+    done = subprocess.run([sys.executable, "-m", "tracekit", *arguments], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == expect, done.stdout + done.stderr
+    return done
+
+
+def record(folder: Path, workload: str, *arguments: str) -> Recording:
+    """Run a workload under the recorder and read what it left."""
+    done = run("record", workload, "-o", str(folder), *arguments)
+    return Recording(folder, load_job([str(folder)], LoadOptions()), done.stdout + done.stderr)
+
+
+def as_counted(expected: list[Expected]) -> Counted:
+    """A workload's own statement in the form of ``Recording.counted``."""
+    calls: Counter[tuple[str, str, str]] = Counter()
+    sizes: Counter[tuple[str, str, str]] = Counter()
+    for line in expected:
+        if line.count:
+            calls[line.kind, line.axis, line.purpose] += line.count
+            sizes[line.kind, line.axis, line.purpose] += line.full_bytes
+    return {key: (calls[key], sizes[key]) for key in calls}
+
+
+def check(recording: Recording) -> None:
+    """Every rank shows in every recorded step exactly the collectives that the workload states; nothing is unmatched or without purpose."""
+    assert recording.manifests, "no manifest was read"
+    for rank, manifest in recording.manifests.items():
+        for step in manifest.steps:
+            assert recording.counted(rank, step) == as_counted(manifest.expected), f"rank {rank}, step {step}"
+    operations = recording.job.operations
+    in_steps = operations[operations["launch_step_number"] >= 0]
+    assert not (in_steps["purpose"] == "unknown").any()
+    assert all(group.axis for group in recording.job.groups.groups if group.size > 1)
+
+
+def check_matches(recording: Recording) -> None:
+    """All ranks were recorded, and every collective of theirs found its others."""
+    operations = recording.job.operations
+    in_steps = operations[operations["launch_step_number"] >= 0]
+    assert (in_steps["match"] >= 0).all()
+    assert recording.job.matches["complete"].all()
