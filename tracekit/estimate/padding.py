@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tracekit.errors import UsageError
 from tracekit.estimate.parameters import Parameter, elements_of
@@ -31,7 +32,7 @@ def round_up(n: int, multiple: int) -> int:
 
 
 def fsdp2_padded(parameter: Parameter, w: int) -> int:
-    """Elements of a parameter as it travels and is stored over all ranks: W ceil(d0/W) * the rest of its shape; a scalar counts as d0 = 1."""
+    """Elements of a parameter as it travels and is stored over all ranks: W ceil(d0/W) * the rest of its shape; of a scalar W."""
     if not parameter.shape:
         return w
     return w * -(-parameter.shape[0] // w) * math.prod(parameter.shape[1:])
@@ -62,7 +63,7 @@ def fsdp1_padded(parameters: Sequence[Parameter], w: int, compute_bytes: int, us
 
 
 def fsdp1_local(parameters: Sequence[Parameter], w: int, compute_bytes: int, use_orig_params: bool, rank: int) -> int:
-    """Elements for which a rank's optimizer keeps state: with use_orig_params those of parameters, without padding; else the whole shard."""
+    """Elements for which a rank's optimizer keeps state: with use_orig_params those of parameters; else the whole shard, padding too."""
     starts, _ = fsdp1_starts(parameters, compute_bytes, use_orig_params)
     shard = fsdp1_padded(parameters, w, compute_bytes, use_orig_params) // w
     if not use_orig_params:
@@ -103,27 +104,39 @@ def torch_zero_partition(parameters: Sequence[Parameter], w: int) -> list[list[P
     return parts
 
 
-def padded(framework: str, parameters: Sequence[Parameter], w: int, compute_bytes: int = 4, use_orig_params: bool = True, stage: int = 3) -> int:
+@dataclass(frozen=True)
+class Rules:
+    """Which framework pads, and what its rules depend on: bytes of a gathered element and use_orig_params (FSDP1), stage (DeepSpeed)."""
+
+    framework: str
+    compute_bytes: int = 4
+    use_orig_params: bool = True
+    stage: int = 3
+
+    def __post_init__(self) -> None:
+        if self.framework not in FRAMEWORKS:
+            raise UsageError(f"there are no padding rules of {self.framework!r}", f"choose one of {', '.join(FRAMEWORKS)}")
+
+
+def padded(rules: Rules, parameters: Sequence[Parameter], w: int) -> int:
     """Elements of a unit over all ranks, as it is stored and as it travels. A group of one is padded as the framework does."""
-    if framework == "torch_fsdp2":
+    if rules.framework == "torch_fsdp2":
         return sum(fsdp2_padded(p, w) for p in parameters)
-    if framework == "torch_fsdp1":
-        return fsdp1_padded(parameters, w, compute_bytes, use_orig_params)
-    if framework == "deepspeed":
-        return deepspeed_padded(parameters, w, stage)
-    if framework == "megatron":
+    if rules.framework == "torch_fsdp1":
+        return fsdp1_padded(parameters, w, rules.compute_bytes, rules.use_orig_params)
+    if rules.framework == "deepspeed":
+        return deepspeed_padded(parameters, w, rules.stage)
+    if rules.framework == "megatron":
         return megatron_padded(parameters, w)
-    if framework in ("torch_zero", "none"):
-        return round_up(elements_of(parameters), w) if framework == "none" else elements_of(parameters)
-    raise UsageError(f"there are no padding rules of {framework!r}", f"choose one of {', '.join(FRAMEWORKS)}")
+    return round_up(elements_of(parameters), w) if rules.framework == "none" else elements_of(parameters)
 
 
-def local_state(framework: str, parameters: Sequence[Parameter], w: int, rank: int, compute_bytes: int = 4, use_orig_params: bool = True, stage: int = 3) -> int:
+def local_state(rules: Rules, parameters: Sequence[Parameter], w: int, rank: int) -> int:
     """Elements for which the optimizer of rank ``rank`` of W keeps state."""
-    if framework == "torch_fsdp2":
+    if rules.framework == "torch_fsdp2":
         return sum(fsdp2_local(p, w, rank) for p in parameters)
-    if framework == "torch_fsdp1":
-        return fsdp1_local(parameters, w, compute_bytes, use_orig_params, rank)
-    if framework == "torch_zero":
+    if rules.framework == "torch_fsdp1":
+        return fsdp1_local(parameters, w, rules.compute_bytes, rules.use_orig_params, rank)
+    if rules.framework == "torch_zero":
         return elements_of(torch_zero_partition(parameters, w)[rank])
-    return padded(framework, parameters, w, compute_bytes, use_orig_params, stage) // w
+    return padded(rules, parameters, w) // w

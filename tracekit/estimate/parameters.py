@@ -81,7 +81,7 @@ def _divided(parameter: Parameter, parts: int) -> Parameter:
 
 
 def expert_parallel(parameters: Iterable[Parameter], ep: int) -> list[Parameter]:
-    """The parameters of the first of ``ep`` expert-parallel ranks: the first ceil(E/ep) experts of every layer, and all that is no expert."""
+    """The parameters of the first of ``ep`` expert-parallel ranks: of experts the first ceil(E/ep) of every layer, all that is none."""
     kept = list(parameters)
     if ep == 1:
         return kept

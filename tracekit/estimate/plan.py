@@ -87,7 +87,8 @@ class Strategy:
     ``reshard_after_forward``: True, False, or the size of the group in which a unit stays sharded between forward and backward.
     ``root_reshards``: the root frees its parameters after forward as well (None: as the framework does by itself: it keeps them).
     ``sync_every_micro_batch``: gradients are reduced after each micro-batch, not only after the last (False: no_sync, or
-    set_requires_gradient_sync(False)). ``bucket_cap_mb``: DDP's buckets [MiB]; None: torch's default of 25 with a first one of 1.
+    set_requires_gradient_sync(False)). None: what is usual: once a step where every
+    rank keeps whole gradients (ddp, zero1), else each time. ``bucket_cap_mb``: DDP's buckets [MiB]; None: torch's default of 25 with a first one of 1.
     ``backward_prefetch``: pre, post or none. ``use_orig_params``: FSDP1 aligns each parameter. ``first_iteration``: DDP before it has
     rebuilt its buckets. ``deepspeed_allreduce``: ZeRO-1/2 all-reduce whole buckets and keep a slice, as DeepSpeed does by default.
     """
@@ -95,7 +96,7 @@ class Strategy:
     name: str = "fsdp2"
     reshard_after_forward: bool | int = True
     root_reshards: bool | None = None
-    sync_every_micro_batch: bool = False
+    sync_every_micro_batch: bool | None = None
     gradient_as_bucket_view: bool = False
     bucket_cap_mb: float | None = None
     backward_prefetch: str = "pre"
@@ -117,6 +118,11 @@ class Strategy:
     def shards_parameters(self) -> bool:
         """Whether a rank keeps only a part of each parameter."""
         return self.name not in REPLICATED
+
+    @property
+    def syncs_each(self) -> bool:
+        """Whether gradients are reduced after each micro-batch."""
+        return self.name not in ("ddp", "zero1") if self.sync_every_micro_batch is None else self.sync_every_micro_batch
 
     @property
     def framework(self) -> str:
@@ -153,8 +159,13 @@ class Plan:
     """Everything beside the model: mesh, strategy, recipe, batch, pipeline schedule and a few habits of the implementation.
 
     ``sequence_parallel``: with tp, norms and dropout work on s/tp tokens. ``vocabulary_parallel_loss``: logits stay divided over tp.
-    ``context_parallel``: how ranks of cp see each other's keys: ring, allgather or ulysses. ``optimizer_loop``: foreach, fused or loop.
-    ``device``: cuda rounds allocations to 512 bytes, cpu does not. ``fused_loss``: no separate copy of logits and their gradient.
+    ``context_parallel``: how ranks of cp see each other's keys: ring, allgather or ulysses. ``optimizer_loop``: foreach, fused, loop,
+    or auto: as torch chooses, foreach on cuda unless parameters are DTensors (FSDP2).
+    ``device``: cuda rounds allocations to 512 bytes, cpu does not. ``fused_loss``: no copies of logits beside the saved one. ``wrap``: see
+    ``shape.parameters``. ``norm_kernel``: fused saves its input; composite, an rmsnorm of single operations in fp32, saves that in fp32
+    and the normalised values too. ``expand_kv``: keys and values are repeated for every head before attention (grouped queries).
+    ``regather_inputs``: with sequence parallelism the gathered input of a linear layer is gathered again in backward (Megatron), not kept
+    (DTensor). ``keeps_logits``: the program holds logits in a variable until backward has ended.
     """
 
     mesh: MeshSizes = field(default_factory=MeshSizes)
@@ -166,18 +177,23 @@ class Plan:
     sequence_parallel: bool = False
     vocabulary_parallel_loss: bool = True
     context_parallel: str = "ring"
-    optimizer_loop: str = "foreach"
+    optimizer_loop: str = "auto"
     device: str = "cuda"
     fused_loss: bool = False
     wrap: str = "layers"
+    norm_kernel: str = "fused"
+    expand_kv: bool = False
+    regather_inputs: bool = True
+    keeps_logits: bool = False
 
     def __post_init__(self) -> None:
         check_schedule(self.schedule, self.mesh.pp, self.batch.micro_batches, self.virtual_stages)
         choices: dict[str, tuple[Any, ...]] = {
             "context_parallel": ("ring", "allgather", "ulysses"),
-            "optimizer_loop": ("foreach", "fused", "loop"),
+            "optimizer_loop": ("auto", "foreach", "fused", "loop"),
             "device": ("cuda", "cpu"),
             "wrap": ("layers", "ends", "whole"),
+            "norm_kernel": ("fused", "composite"),
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
@@ -191,6 +207,26 @@ class Plan:
                 f"{self.strategy.name} has no replicas, and dp_replicate is {self.mesh.dp_replicate}",
                 "give its ranks as dp_shard, or choose hsdp",
             )
+
+    @property
+    def shard(self) -> int:
+        """W of dense parameters: ranks over which model state is sharded; 1 for ddp."""
+        return 1 if self.strategy.name == "ddp" else self.mesh.shard
+
+    @property
+    def replicas(self) -> int:
+        """Ranks with the same shard of dense parameters, over which gradients are all-reduced: all data and context ranks for ddp."""
+        return self.mesh.dense_ranks // self.shard
+
+    @property
+    def expert_shard(self) -> int:
+        """W of expert parameters; 1 for ddp."""
+        return 1 if self.strategy.name == "ddp" else self.mesh.expert_shard
+
+    @property
+    def expert_replicas(self) -> int:
+        """Ranks with the same shard of expert parameters."""
+        return self.mesh.expert_data // self.expert_shard
 
     @property
     def global_batch(self) -> int:

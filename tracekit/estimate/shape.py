@@ -11,7 +11,7 @@ from tracekit.estimate.parameters import ROOT, Parameter
 
 @dataclass(frozen=True)
 class LatentAttention:
-    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): widths of the compressed queries and keys/values, head sizes."""
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): compressed widths and head sizes."""
 
     query_rank: int
     key_value_rank: int

@@ -1,0 +1,221 @@
+"""What sharding needs for a moment: gathered parameters, buffers of collectives, gradients that are still whole.
+
+Symbols, for one unit of n padded elements over W ranks: q bytes of a gathered element, r of a reduced one, g of a gradient as autograd
+leaves it. Everything is counted as the program allocates and frees it; CUDA streams may hold a block a little longer ("active" memory).
+
+FSDP2 (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py; checked against torch 2.13)
+
+    forward, copy-out   the unit (q n) + its all-gather buffer (q n) + the buffer of the unit before, freed after this copy
+    forward, compute    the unit + its all-gather buffer
+    backward, compute   the unit + the prefetched buffer of the next one + its gradients (g n) + reduce-scatter input of the one before (r n)
+    backward, reduce    the prefetched buffer + its gradients + its reduce-scatter input (+ its output in another type, r n / W)
+
+FSDP1 (torch/distributed/fsdp/_runtime_utils.py, _flat_param.py)
+
+    forward             the unit (q n), and this rank's shard of it in the gathered type while it is gathered
+    backward, prefetch pre    unit + next unit + its gradients, twice: piece by piece and as the flat gradient they are copied into
+    backward, post      the unit + its gradients twice; the next unit is gathered when this one is freed
+
+The root stays gathered from the start of forward to the end of backward unless ``root_reshards``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tracekit.estimate.plan import Plan
+from tracekit.estimate.units import Unit
+
+
+@dataclass(frozen=True)
+class Transient:
+    """Bytes beside model state at one moment of one unit."""
+
+    what: str = "compute"
+    gathered: int = 0
+    buffers: int = 0
+    unsharded: int = 0
+
+
+@dataclass(frozen=True)
+class UnitBytes:
+    """Bytes of the units that are used at one place of the model (a layer, and its experts where they are apart).
+
+    ``whole`` q n; ``buffer`` of the all-gather, 0 in a group of one; ``cast`` this rank's shard in the gathered type where it is stored in
+    another; ``gradients`` g x elements; ``reduce`` input of the reduce-scatter, r n; ``reduced`` its output, r n / W; ``kept`` gradient that
+    stays; ``accumulated`` whole gradients in the reduced type.
+    """
+
+    name: str
+    whole: int
+    buffer: int
+    cast: int
+    gradients: int
+    reduce: int
+    reduced: int
+    kept: int
+    accumulated: int
+
+
+def unit_bytes(units: Sequence[Unit], plan: Plan) -> UnitBytes:
+    """Sizes of one place, summed over its units."""
+    recipe = plan.recipe
+    many = [unit for unit in units if unit.w > 1]
+    casts = recipe.compute != recipe.parameter
+    return UnitBytes(
+        units[0].name,
+        sum(unit.padded for unit in units) * recipe.compute,
+        sum(unit.padded for unit in many) * recipe.compute,
+        sum(unit.shard for unit in many) * recipe.compute if casts else 0,
+        sum(unit.elements for unit in units) * recipe.autograd,
+        sum(unit.padded for unit in units) * recipe.reduce,
+        sum(unit.shard for unit in units) * recipe.reduce,
+        sum(unit.shard for unit in units) * recipe.gradients,
+        sum(unit.elements for unit in units) * recipe.reduce,
+    )
+
+
+class Sharding:
+    """Base: parameters and gradients are whole on every rank; nothing is gathered."""
+
+    def __init__(self, plan: Plan, places: Sequence[UnitBytes], root: UnitBytes | None, root_early: int = 0) -> None:
+        self.plan, self.places, self.root = plan, places, root
+        self.root_early = root_early
+
+    def forward(self, i: int) -> list[Transient]:
+        """Moments of the forward of place i."""
+        return [Transient()]
+
+    def loss(self) -> Transient:
+        """Between forward and backward; the head of the root computes."""
+        return Transient("loss")
+
+    def backward(self, i: int) -> list[Transient]:
+        """Moments of the backward of place i."""
+        return [Transient()]
+
+    def finish(self) -> Transient:
+        """After the backward of all places: the root's gradients are reduced."""
+        return Transient("reduce")
+
+
+class Bucketed(Sharding):
+    """ZeRO-1 and ZeRO-2: whole parameters; gradients are copied into a bucket, reduced, and (ZeRO-2) only a shard is kept."""
+
+    def __init__(
+        self, plan: Plan, places: Sequence[UnitBytes], root: UnitBytes | None, root_early: int, bucket: int, keeps_whole: bool
+    ) -> None:
+        super().__init__(plan, places, root, root_early)
+        self.bucket = bucket
+        self.keeps_whole = keeps_whole
+
+    def backward(self, i: int) -> list[Transient]:
+        """Gradients of the place are whole until they are in the bucket."""
+        own = 0 if self.keeps_whole else self.places[i].gradients + self.root_early
+        return [Transient("reduce", 0, self.bucket, own)]
+
+    def finish(self) -> Transient:
+        """The gradients of the embedding come last."""
+        own = 0 if self.keeps_whole or self.root is None else self.root.gradients
+        return Transient("reduce", 0, self.bucket, own)
+
+
+class Fsdp2(Sharding):
+    """FSDP2 and HSDP; see the head of this file."""
+
+    def _resident(self, i: int) -> int:
+        """Gathered bytes that stay while place i is used: the root's, and those of earlier places that were not freed after forward."""
+        root = self.root.whole if self.root is not None and not self.plan.strategy.root_reshards else 0
+        return root + sum(self._left(place) for place in self.places[:i])
+
+    def _left(self, place: UnitBytes) -> int:
+        """What is left of a place between its forward and backward."""
+        after = self.plan.strategy.reshard_after_forward
+        if after is True:
+            return 0
+        return place.whole if after is False else -(-place.whole // after)
+
+    def forward(self, i: int) -> list[Transient]:
+        """Copy-out, with two all-gather buffers; then compute."""
+        place = self.places[i]
+        before = self.places[i - 1] if i else self.root
+        held, whole = self._resident(i), place.whole
+        second = before.buffer if before is not None and place.buffer else 0
+        return [
+            Transient("gather", held, place.buffer + second + place.cast),
+            Transient("copy-out", held + whole, place.buffer + second),
+            Transient("compute", held + whole, place.buffer),
+        ]
+
+    def loss(self) -> Transient:
+        """The root, and all that was not freed."""
+        return Transient("loss", self._resident(len(self.places)))
+
+    def backward(self, i: int) -> list[Transient]:
+        """The unit computes while the next one is gathered and the one before is reduced; then it is reduced itself."""
+        place = self.places[i]
+        gathers = self.plan.strategy.reshard_after_forward is not False
+        ahead = self.places[i - 1].buffer + self.places[i - 1].cast if i and gathers else 0
+        prefetched = self.places[i - 1].buffer if i and gathers else 0
+        earlier = self.places[i + 1].reduce if i + 1 < len(self.places) else 0
+        held = self._resident(i)
+        own = place.gradients + self.root_early
+        output = place.reduced if self.plan.recipe.reduce != self.plan.recipe.gradient else 0
+        return [
+            Transient("prefetch", held + place.whole, ahead + earlier, self.root_early),
+            Transient("compute", held + place.whole, prefetched + earlier, own),
+            Transient("reduce", held, prefetched + place.reduce + output, own),
+        ]
+
+    def finish(self) -> Transient:
+        """The root's gradients are reduced when all else has been; the last place's reduce-scatter input is still there."""
+        if self.root is None:
+            return Transient("reduce")
+        output = self.root.reduced if self.plan.recipe.reduce != self.plan.recipe.gradient else 0
+        return Transient("reduce", 0, self.root.reduce + output, self.root.gradients)
+
+
+class Fsdp1(Sharding):
+    """FSDP1, and ZeRO-3 with one unit prefetched; see the head of this file."""
+
+    def __init__(self, plan: Plan, places: Sequence[UnitBytes], root: UnitBytes | None, root_early: int, flat: bool) -> None:
+        super().__init__(plan, places, root, root_early)
+        self.flat = flat  # gradients of views are copied into one flat gradient
+
+    def _resident(self, i: int) -> int:
+        strategy = self.plan.strategy
+        root = self.root.whole if self.root is not None and not strategy.root_reshards else 0
+        kept = sum(place.whole for place in self.places[:i]) if strategy.reshard_after_forward is False else 0
+        return root + kept
+
+    def forward(self, i: int) -> list[Transient]:
+        """One unit at a time."""
+        held = self._resident(i) + self.places[i].whole
+        return [Transient("gather", held, self.places[i].cast), Transient("compute", held)]
+
+    def loss(self) -> Transient:
+        """The root, and all that was not freed."""
+        return Transient("loss", self._resident(len(self.places)))
+
+    def backward(self, i: int) -> list[Transient]:
+        """The unit computes with the next one beside it (prefetch pre); then its gradient is reduced."""
+        place, strategy = self.places[i], self.plan.strategy
+        freed = strategy.reshard_after_forward is not False
+        following = self.places[i - 1] if i and freed else None
+        beside = following.whole if following is not None and strategy.backward_prefetch == "pre" else 0
+        later = following.whole if following is not None and strategy.backward_prefetch != "none" else 0
+        held = self._resident(i)
+        own = place.gradients * (2 if self.flat else 1)
+        wider = place.accumulated if self.plan.recipe.reduce != self.plan.recipe.autograd else 0
+        return [
+            Transient("compute", held + place.whole + beside, 0, own + self.root_early),
+            Transient("reduce", held + later, place.reduced, place.gradients + wider + self.root_early),
+        ]
+
+    def finish(self) -> Transient:
+        """The root's gradient is reduced."""
+        if self.root is None:
+            return Transient("reduce")
+        wider = self.root.accumulated if self.plan.recipe.reduce != self.plan.recipe.autograd else 0
+        return Transient("reduce", 0, self.root.reduced, self.root.gradients + wider)

@@ -1,0 +1,121 @@
+"""Parameters, gradients and optimizer state of one rank, to the byte, with the padding of the framework.
+
+Before padding (ZeRO, arXiv:1910.02054, section 5): N(P+G+O) for DDP, N(P+G+O/W) for ZeRO-1, N(P+(G+O)/W) for ZeRO-2, N(P+G+O)/W for
+ZeRO-3 and FSDP; HSDP as FSDP over its shard group, replicas never divide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tracekit.estimate.padding import Rules, local_state, padded
+from tracekit.estimate.parameters import Parameter, elements_of, largest
+from tracekit.estimate.plan import Plan
+from tracekit.estimate.recipe import moment_bytes
+from tracekit.estimate.units import Unit
+
+
+@dataclass(frozen=True)
+class ModelState:
+    """Bytes on one rank. ``gradients`` as kept until the optimizer; ``buckets`` of DDP that cost memory beside them.
+
+    ``gradients_are_buckets``: gradients are views of buckets, which are there from the start. ``tensors``: sizes of everything that stays,
+    one by one. ``optimizer_temporaries``: most that a step of the optimizer needs.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer_state: int
+    buckets: int
+    gradients_are_buckets: bool
+    tensors: tuple[int, ...]
+    optimizer_temporaries: int
+
+    @property
+    def total(self) -> int:
+        """All of it [bytes]."""
+        return self.parameters + self.gradients + self.optimizer_state + self.buckets
+
+
+def model_state(units: Sequence[Unit], plan: Plan) -> ModelState:
+    """Model state of the rank that holds these units."""
+    strategy, recipe = plan.strategy, plan.recipe
+    whole_parameters = not strategy.shards_parameters
+    whole_gradients = strategy.name in ("ddp", "zero1")
+    whole_state = strategy.name == "ddp"
+    everything = sum(unit.elements for unit in units)
+    shards = sum(unit.shard for unit in units)
+    parameters = everything if whole_parameters else shards
+    gradients = everything if whole_gradients else shards
+    state = everything if whole_state else sum(unit.state for unit in units)
+    ddp = strategy.name == "ddp" or (strategy.name == "zero1" and strategy.framework == "torch_zero")
+    buckets = everything * recipe.gradient if ddp and not strategy.gradient_as_bucket_view else 0
+    return ModelState(
+        parameters * recipe.parameter,
+        gradients * recipe.gradients,
+        state * recipe.optimizer_state,
+        buckets,
+        ddp and strategy.gradient_as_bucket_view,
+        tuple(_tensors(units, plan, buckets)),
+        optimizer_temporaries(units, plan, state),
+    )
+
+
+def _tensors(units: Sequence[Unit], plan: Plan, buckets: int) -> Iterator[int]:
+    """Sizes of the tensors that stay, in the order in which they are made: parameters, buckets, gradients, optimizer state."""
+    strategy, recipe = plan.strategy, plan.recipe
+    for unit in units:
+        yield from _stored(unit, plan, not strategy.shards_parameters, recipe.parameter)
+    if buckets:
+        yield buckets
+    one_gradient = strategy.framework == "torch_fsdp2"  # all gradients of a unit are views of one reduce-scatter output
+    for unit in units:
+        for size in (recipe.gradient, recipe.accumulation):
+            if size and one_gradient:
+                yield unit.shard * size
+            elif size:
+                yield from _stored(unit, plan, strategy.name in ("ddp", "zero1"), size)
+    for unit in units:
+        for size in moment_bytes(recipe):
+            yield from _stored(unit, plan, strategy.name == "ddp", size, state=True)
+
+
+def _stored(unit: Unit, plan: Plan, whole: bool, size: int, state: bool = False) -> Iterator[int]:
+    """Tensors of a unit with ``size`` bytes an element: one a parameter where each is stored on its own, else one for all."""
+    framework = plan.strategy.framework
+    if whole or (unit.w == 1 and framework in ("none", "torch_fsdp2", "torch_zero")):
+        yield from (parameter.elements * size for parameter in unit.parameters)
+    elif framework in ("torch_fsdp2", "deepspeed") and plan.strategy.shards_parameters:
+        rules = Rules(framework)
+        for parameter in unit.parameters:
+            yield (local_state(rules, [parameter], unit.w, 0) if state else _shard(rules, parameter, unit.w)) * size
+    else:
+        yield (unit.state if state else unit.shard) * size
+
+
+def _shard(rules: Rules, parameter: Parameter, w: int) -> int:
+    return padded(rules, [parameter], w) // w
+
+
+def optimizer_temporaries(units: Sequence[Unit], plan: Plan, state: int) -> int:
+    """Most that Adam's step needs for a moment [bytes] (torch/optim/adam.py).
+
+    foreach: the square roots of all second moments at once; loop: two copies of the largest parameter's; fused and sgd: nothing.
+    """
+    recipe, loop = plan.recipe, plan.optimizer_loop
+    if len(recipe.moments) < 2 or loop == "fused":
+        return 0
+    if loop == "auto":
+        loop = "foreach" if plan.device == "cuda" and plan.strategy.framework != "torch_fsdp2" else "loop"
+    size = recipe.moments[-1]
+    if loop == "foreach":
+        return state * size
+    if plan.strategy.name == "ddp":
+        return 2 * size * max((largest(unit.parameters) for unit in units), default=0)
+    return 2 * size * max((-(-largest(unit.parameters) // unit.w) for unit in units), default=0)
+
+
+def unsharded(parameters: Sequence[Parameter], plan: Plan) -> int:
+    """N(P+G+O) of these parameters [bytes]: what one rank would hold without data-parallel sharding."""
+    return elements_of(parameters) * plan.recipe.total

@@ -1,0 +1,53 @@
+"""The units of one rank: parameters that are gathered, reduced and freed together, with their sizes sharded and whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tracekit.estimate.padding import Rules, local_state, padded
+from tracekit.estimate.parameters import ROOT, Parameter, elements_of
+from tracekit.estimate.plan import Plan
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Parameters of one unit, sharded over ``w`` ranks and replicated over ``r``.
+
+    ``elements`` really there; ``padded`` as they are stored over all ranks and travel; ``shard`` of them on this rank; ``state`` those for
+    which this rank's optimizer keeps state. ``expert``: its parameters belong to experts, whose groups are others.
+    """
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    w: int
+    r: int
+    elements: int
+    padded: int
+    shard: int
+    state: int
+    root: bool = False
+    expert: bool = False
+
+
+def units_of(parameters: Sequence[Parameter], plan: Plan, shard_rank: int = 0) -> list[Unit]:
+    """Units in order of use. Parameters are those of the stage, already divided by tp and ep; ``shard_rank`` is the place among the W.
+
+    Experts form a unit of their own beside their layer's where their shard group is another one (``layers.3.experts``).
+    """
+    apart = plan.expert_shard != plan.shard or plan.mesh.ep > 1
+    groups: dict[tuple[str, bool], list[Parameter]] = {}
+    for parameter in parameters:
+        groups.setdefault((parameter.unit, apart and parameter.expert is not None), []).append(parameter)
+    return [_unit(name, members, expert, plan, shard_rank) for (name, expert), members in groups.items()]
+
+
+def _unit(name: str, members: list[Parameter], expert: bool, plan: Plan, shard_rank: int) -> Unit:
+    w, r = (plan.expert_shard, plan.expert_replicas) if expert else (plan.shard, plan.replicas)
+    rules = Rules(
+        plan.strategy.framework, plan.recipe.compute, plan.strategy.use_orig_params, 3 if plan.strategy.shards_parameters else 1
+    )
+    whole = padded(rules, members, w)
+    state = local_state(rules, members, w, min(shard_rank, w - 1))
+    label = f"{name}.experts" if expert and name else "experts" if expert else name
+    return Unit(label, tuple(members), w, r, elements_of(members), whole, -(-whole // w), state, name == ROOT, expert)
