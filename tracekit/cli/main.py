@@ -21,6 +21,7 @@ from tracekit.report.text import visible
 COMMANDS = {
     "analyze": "Read the traces of a whole job and explain where its time went.",
     "record": "Run a reference workload under the recorder.",
+    "simulate": "Show what every rank of a strategy holds and sends, on virtual ranks.",
 }
 
 BAD_INPUT, INTERRUPTED = 2, 130

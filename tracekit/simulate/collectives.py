@@ -293,7 +293,7 @@ def _messages(outcome: Outcome) -> Table:
     rows = [(step + 1, m.source, m.target, m.label, m.bytes) for step, m in outcome.network.messages]
     frame = pd.DataFrame(rows, columns=["step", "source", "target", "label", "bytes"])
     heads = {"step": "step", "source": "from rank", "target": "to rank", "label": "carries", "bytes": "size [bytes]"}
-    return Table("Messages of each step", frame, heads, preview=32)
+    return Table("Messages of each step", frame, heads)
 
 
 def _verdict(outcomes: Sequence[Outcome], checks: Sequence[Check]) -> str:
