@@ -163,8 +163,9 @@ def host_calls(tables: RankTables, rows: Int64Array, start: Int64Array, calls: I
         queued = calls[size_of_call == size]
         queued = queued[np.argsort(tables.ts[queued], kind="stable")]
         made = np.searchsorted(tables.ts[queued], start[pieces], side="right")
-        taken = np.minimum.accumulate(made - np.arange(len(pieces))) + np.arange(len(pieces))
-        before = np.concatenate([[0], np.minimum(taken[:-1] + 1, made[:-1])]) if len(pieces) else taken
+        place = np.arange(len(pieces))
+        after = np.minimum(np.minimum.accumulate(made - place) + place, place + 1)  # a[j+1], written out over all earlier pieces
+        before = np.concatenate([[0], after[:-1]])
         served = before < made
         result[pieces[served]] = queued[before[served]]
     return result

@@ -96,8 +96,8 @@ class Training:
     """What ``build`` of a workload makes.
 
     Either ``models`` and ``optimizer`` with the usual loop (``accumulating(last)`` is entered around each micro-batch, so that a strategy
-    can synchronise only the last), or ``step``, which does it all itself. ``gathered`` gives the full parameters by their plain names, on every
-    rank (those of its own stage under pipeline parallelism).
+    can synchronise only the last), or ``step``, which does it all itself. ``gathered`` gives the full parameters by their plain names, on
+    every rank (those of its own stage under pipeline parallelism).
     """
 
     models: list[nn.Module]

@@ -216,7 +216,8 @@ def batch_sizes(job: Job) -> Batch:
 def precision_of(settings: Settings) -> Precision:
     """What the settings mean for parameters, arithmetic and reduction, unless the workload says otherwise."""
     compute = {"bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3fn"}.get(settings.precision, "float32")
-    return Precision(parameters="float32", compute=compute, reduce="float32", gradients="float32", loss_scaling=settings.precision == "fp16")
+    scaled = settings.precision == "fp16"
+    return Precision(parameters="float32", compute=compute, reduce="float32", gradients="float32", loss_scaling=scaled)
 
 
 def sys_arguments(settings: Settings, options: Any) -> list[str]:

@@ -1,0 +1,109 @@
+"""What the recorder's manifest adds: group and sequence of collectives of a backend that leaves neither in the trace."""
+
+import pytest
+
+from tests.builder import Trace
+from tests.oracle import tables
+from tracekit.errors import InputError
+from tracekit.job.window import build_activity
+from tracekit.manifest import Axis, Calls, Group, Manifest, Owners, decode, encode
+from tracekit.units import NULL
+
+
+def shapes(elements):
+    return {"Input Dims": [[[elements]], []], "Input type": ["TensorList", "Scalar"]}
+
+
+def own(elements):
+    return {"Input Dims": [[elements]], "Input type": ["float"]}
+
+
+def test_every_range_of_a_host_backend_takes_the_first_call_that_no_earlier_one_took():
+    """Two calls are queued before the first of their ranges begins; none of them may stay without its call."""
+    trace = Trace(0, 2, backend="gloo", device=None)
+    for start in (0, 10, 20, 50):
+        trace.operator("c10d::allreduce_", start, 5, **shapes(16))
+    for start, tid in ((2, 77), (30, 78), (31, 77), (55, 78)):
+        trace.annotation("gloo:all_reduce", start, 8, tid=tid, **own(16))
+    launch = build_activity(tables(trace.text())).operations["launch_ns"]
+    assert ((launch - launch[0]) // 1000).tolist() == [0, 10, 20, 50]
+
+
+def test_a_range_that_began_before_its_window_has_no_call_and_takes_none_away():
+    trace = Trace(0, 2, backend="gloo", device=None)
+    trace.annotation("gloo:all_reduce", 0, 8, tid=77, **own(16))
+    trace.operator("c10d::allreduce_", 10, 5, **shapes(16))
+    trace.annotation("gloo:all_reduce", 12, 8, tid=77, **own(16))
+    launch = build_activity(tables(trace.text())).operations["launch_ns"].tolist()
+    assert launch[0] == NULL
+    assert launch[1] != NULL
+
+
+def made():
+    trace = Trace(0, 4, backend="gloo", device=None)
+    trace.step(1, 0, 100)
+    trace.operator("c10d::allreduce_", 10, 5, **shapes(16))
+    trace.operator("c10d::allreduce_", 20, 5, **shapes(32))
+    trace.annotation("gloo:all_reduce", 12, 6, tid=77, **own(16))
+    trace.annotation("gloo:all_reduce", 22, 6, tid=78, **own(32))
+    return tables(trace.text())
+
+
+def manifest(read, **calls):
+    base = int(read.ts[read.ts != NULL].min())
+    groups = [Group("7", [0, 1], "mesh_tp", "tp"), Group("8", [0, 2], "mesh_dp_shard", "dp_shard")]
+    times = [base + 12_000, base + 24_000]
+    columns = {"group": [1, 0], "seq": [5, 9], "name": [0, 0], "peer": [-1, -1], "elements_in": [16, 32], "elements_out": [16, 32]}
+    return Manifest(
+        world_size=4,
+        mesh=[Axis("dp_shard", 2), Axis("tp", 2)],
+        groups=groups,
+        calls=Calls(time_ns=times, **{**columns, **calls}, strings=["gloo:all_reduce"], source="flight_recorder"),
+    )
+
+
+def test_a_call_seen_by_the_flight_recorder_gives_group_and_sequence():
+    read = made()
+    activity = build_activity(read, None, manifest(read))
+    found = activity.operations
+    assert [activity.groups[g].description for g in found["group"]] == ["mesh_dp_shard", "mesh_tp"]
+    assert found["seq"].tolist() == [5, 9]
+    assert found["launch_step"].tolist() == [0, 0]
+
+
+def test_a_call_of_no_listed_group_leaves_the_group_unknown():
+    read = made()
+    found = build_activity(read, None, manifest(read, group=[-1, 0])).operations
+    assert found["group"].tolist()[0] == -1
+
+
+def test_lost_calls_are_said():
+    read = made()
+    given = manifest(read)
+    calls = Calls(**{**{f: getattr(given.calls, f) for f in Calls.__struct_fields__}, "lost": 3})
+    build_activity(read, None, Manifest(world_size=4, groups=given.groups, calls=calls))
+    assert any("overwritten its first 3 collectives" in problem for problem in read.coverage.problems)
+
+
+def test_a_manifest_comes_back_as_it_was_written():
+    read = made()
+    given = manifest(read)
+    assert decode(encode(given), "m") == given
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (b"{", "is no manifest"),
+        (b"[]", "is no manifest"),
+        (b'{"rank": 3, "world_size": 2}', "rank 3 is none of 2 ranks"),
+        (b'{"schema_version": 99}', "newer tracekit"),
+        (b'{"calls": {"time_ns": [1]}}', "differ in length"),
+        (encode(Manifest(owners=Owners([1], [2], [3], [0], [0], [7], ["a"]))), "point outside their strings"),
+        (encode(Manifest(calls=Calls([1], [3], [0], [0], [0], [0], [0], ["a"]))), "groups that it does not list"),
+    ],
+)
+def test_a_manifest_that_makes_no_sense_is_refused_in_one_line(text, told):
+    with pytest.raises(InputError, match=told) as error:
+        decode(text, "rank_00000.manifest.json")
+    assert "\n" not in str(error.value)
