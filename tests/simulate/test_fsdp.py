@@ -144,11 +144,11 @@ def test_bytes_of_every_moment_and_the_peak_add_up():
     for version in ("FSDP1", "FSDP2"):
         moments = [moment for moment in experiment.moments if moment.title.startswith(version)]
         peaks = table(experiment, "Peak, and by what")
-        parts = peaks[peaks["version"] == version]
-        total = int(parts[parts["kind"] == "sum"]["bytes"].iloc[0])
-        assert int(parts[parts["kind"] != "sum"]["bytes"].sum()) == total
-        assert total == max(moment.live_bytes(rank) for moment in moments for rank in range(4))
-        live = table(experiment, f"{version}: bytes held by rank {int(parts['rank'].iloc[0])} at each moment")
+        (row,) = peaks[peaks["variant"] == version].to_dict("records")
+        parts = {name: size for name, size in row.items() if name not in ("variant", "rank", "moment", "sum")}
+        assert sum(parts.values()) == row["sum"]
+        assert row["sum"] == max(moment.live_bytes(rank) for moment in moments for rank in range(4))
+        live = table(experiment, f"{version}: bytes held by rank {row['rank']} at each moment")
         assert (live.drop(columns=["moment", "sum"]).sum(axis=1) == live["sum"]).all()
         assert len(live) == len(moments)
 

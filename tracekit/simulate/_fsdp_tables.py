@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
 
-import pandas as pd
-
 from tracekit.findings import Table
+from tracekit.simulate._step_tables import collectives_table, live_table, peak_table, table
 from tracekit.simulate.experiment import Call, Check, Moment
 from tracekit.simulate.flat_parameter import intervals
-from tracekit.simulate.holdings import bytes_by_kind, peak
 from tracekit.simulate.linear_model import LinearStack, Trained, largest_error
 from tracekit.simulate.model_units import Unit
 from tracekit.simulate.shard_layout import ShardLayout
@@ -61,7 +59,13 @@ class Outcome:
 def tables(outcomes: Sequence[Outcome]) -> list[Table]:
     """All tables of the experiment, in reading order."""
     layouts = [_flat_parameter(outcome) if outcome.version == "1" else _single_parameters(outcome) for outcome in outcomes]
-    return [_shards(outcomes), *layouts, _peaks(outcomes), *(_live(outcome) for outcome in outcomes), _collectives(outcomes)]
+    return [
+        _shards(outcomes),
+        *layouts,
+        peak_table({outcome.name: outcome.moments for outcome in outcomes}),
+        *(live_table(outcome.name, outcome.moments, printed=True) for outcome in outcomes),
+        collectives_table({outcome.name: outcome.calls for outcome in outcomes}, outcomes[0].world),
+    ]
 
 
 def _shards(outcomes: Sequence[Outcome]) -> Table:
@@ -92,7 +96,7 @@ def _shards(outcomes: Sequence[Outcome]) -> Table:
         "state_bytes": "Adam state [B]",
     }
     note = "Names alone are whole parameters; W[i:j] are rows, b[i:j] elements, flat(W)[i:j] elements counted row by row."
-    return Table("What each rank keeps", pd.DataFrame(rows, columns=list(headings)), headings, note, preview=len(rows))
+    return table("What each rank keeps", rows, headings, note)
 
 
 def _flat_parameter(outcome: Outcome) -> Table:
@@ -132,7 +136,7 @@ def _flat_parameter(outcome: Outcome) -> Table:
         f"{layout.name}: {layout.elements} elements, {layout.padded_elements} with padding, {layout.shard_elements} a rank"
         for layout in outcome.layouts
     )
-    return Table("FSDP1: the flat parameter", pd.DataFrame(rows, columns=list(headings)), headings, sizes, preview=len(rows))
+    return table("FSDP1: the flat parameter", rows, headings, sizes)
 
 
 def _single_parameters(outcome: Outcome) -> Table:
@@ -173,61 +177,7 @@ def _single_parameters(outcome: Outcome) -> Table:
         "bytes": "Stored [B]",
     }
     note = "Shard(0): ceil(rows / ranks) rows are stored on every rank, also where fewer or none are left."
-    return Table("FSDP2: each parameter by itself", pd.DataFrame(rows, columns=list(headings)), headings, note, preview=len(rows))
-
-
-def _peaks(outcomes: Sequence[Outcome]) -> Table:
-    """One row a version and kind: bytes at the moment and rank with most, then their sum."""
-    rows = []
-    for outcome in outcomes:
-        index, rank = peak(outcome.moments)
-        moment = outcome.moments[index]
-        where = {"version": outcome.name, "rank": rank, "moment": moment.title}
-        rows += [where | {"kind": kind, "bytes": size} for kind, size in bytes_by_kind(moment.holds[rank]).items()]
-        rows.append(where | {"kind": "sum", "bytes": moment.live_bytes(rank)})
-    headings = {"version": "Version", "rank": "Rank", "moment": "Moment", "kind": "Held", "bytes": "[B]"}
-    return Table("Peak, and by what", pd.DataFrame(rows, columns=list(headings)), headings, preview=len(rows))
-
-
-def _live(outcome: Outcome) -> Table:
-    """One row a moment: bytes of each kind on the rank with the peak."""
-    _, rank = peak(outcome.moments)
-    by_moment = [bytes_by_kind(moment.holds[rank]) for moment in outcome.moments]
-    kinds = list(dict.fromkeys(kind for held in by_moment for kind in held))
-    rows = [
-        {"moment": moment.title} | {kind: held.get(kind, 0) for kind in kinds} | {"sum": moment.live_bytes(rank)}
-        for moment, held in zip(outcome.moments, by_moment, strict=True)
-    ]
-    headings = {"moment": "Moment"} | {kind: f"{kind.replace('_', ' ')} [B]" for kind in kinds} | {"sum": "Sum [B]"}
-    title = f"{outcome.name}: bytes held by rank {rank} at each moment"
-    return Table(title, pd.DataFrame(rows, columns=list(headings)), headings, preview=len(rows))
-
-
-def _collectives(outcomes: Sequence[Outcome]) -> Table:
-    """One row a collective of a step, in order."""
-    rows = [
-        {
-            "version": outcome.name,
-            "number": number,
-            "phase": call.phase,
-            "kind": call.kind,
-            "unit": call.label,
-            "full_bytes": call.full_bytes,
-            "sent_bytes": call.full_bytes // outcome.world * (outcome.world - 1),
-        }
-        for outcome in outcomes
-        for number, call in enumerate(outcome.calls, 1)
-    ]
-    headings = {
-        "version": "Version",
-        "number": "No.",
-        "phase": "Phase",
-        "kind": "Collective",
-        "unit": "Unit",
-        "full_bytes": "Full tensor, with padding [B]",
-        "sent_bytes": "Sent by a rank [B]",
-    }
-    return Table("Collectives of a step", pd.DataFrame(rows, columns=list(headings)), headings, preview=len(rows))
+    return table("FSDP2: each parameter by itself", rows, headings, note)
 
 
 def checks(outcome: Outcome) -> list[Check]:

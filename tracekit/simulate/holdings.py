@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from tracekit.simulate.experiment import CELL_KINDS, Cell, Message, Moment
 from tracekit.simulate.shard_layout import Array, Piece
+from tracekit.simulate.virtual import Network
 
 
 class Holdings:
@@ -50,6 +51,11 @@ class Holdings:
         moment = Moment(title, text, holds, tuple(messages), logical_step)
         self.moments.append(moment)
         return moment
+
+    def record_sent(self, title: str, text: str, network: Network, before: int) -> Moment:
+        """Keep a picture that ends the messages of ``network`` from number ``before`` on."""
+        messages = [message for _, message in network.messages[before:]]
+        return self.record(title, text, messages, network.steps if messages else None)
 
 
 def cells_of(pieces: Iterable[Piece], kind: str, element_bytes: int, prefix: str = "") -> tuple[Cell, ...]:

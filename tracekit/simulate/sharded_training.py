@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tracekit.simulate.adam import Adam
-from tracekit.simulate.experiment import Cell
 from tracekit.simulate.holdings import Holdings
+from tracekit.simulate.layer_compute import LayerCompute, ValuesOf
 from tracekit.simulate.linear_model import Batch, LinearStack, Trained, Values
 from tracekit.simulate.model_units import Unit
-from tracekit.simulate.shard_layout import Array, ShardLayout
+from tracekit.simulate.shard_layout import ShardLayout
 from tracekit.simulate.sharded_units import ShardedUnits, Widths
 from tracekit.simulate.virtual import Network
 
@@ -40,6 +40,7 @@ class ShardedTraining:
         self.model, self.units, self.rules, self.adam = model, list(units), rules, adam
         self.holdings = Holdings(layouts[0].world)
         self.shards = ShardedUnits(layouts, widths, self.holdings)
+        self._compute = LayerCompute(model, self.holdings, widths.gathered)
         self._unit_of = {layer: unit for unit in units for layer in unit.layers}
 
     @property
@@ -59,9 +60,11 @@ class ShardedTraining:
     def step(self, batch: Batch, number: int) -> None:
         """One step on the global ``batch``, an equal part a rank; ``number`` counts from 1. Counting starts anew."""
         self.shards.network = Network(self.holdings.world)
-        self._load(batch)
+        self._compute.load([batch.part(rank, self.holdings.world) for rank in range(self.holdings.world)])
+        self.holdings.record("batch", "Each rank takes its own part of the batch.")
         self._forward()
-        self._loss()
+        self._compute.loss()
+        self.holdings.record("loss", "Each rank's loss is the mean over its own samples; its gradient starts backward.")
         self._backward()
         self.shards.update(self.adam, number)
 
@@ -74,13 +77,6 @@ class ShardedTraining:
         self.shards.drop_gradients()
         self.holdings.record("between steps", "Gradients are freed: what is left is what each rank holds between two steps.")
 
-    def _load(self, batch: Batch) -> None:
-        for rank in range(self.holdings.world):
-            part = batch.part(rank, self.holdings.world)
-            self._put(rank, "h0", part.x, "input")
-            self._put(rank, "target", part.target, "input")
-        self.holdings.record("batch", "Each rank takes its own part of the batch.")
-
     def _forward(self) -> None:
         for unit in self.units:
             if unit.root:
@@ -88,23 +84,13 @@ class ShardedTraining:
         for layer in range(self.model.layers):
             unit = self._unit_of[layer]
             self.shards.gather(unit.name, "forward")
-            for rank in range(self.holdings.world):
-                y = self.model.forward_layer(layer, self.shards.values(rank, unit.name), self.holdings.get(rank, f"h{layer}"))
-                self._put(rank, f"h{layer + 1}", y, "activation")
+            self._compute.forward(layer, self._values(unit))
             self.holdings.record(f"forward: layer {layer + 1}", f"h{layer + 1} is computed from h{layer}; both stay for backward.")
             if not unit.root and unit.name not in self.rules.keep_after_forward:
                 self.shards.free(unit.name, "forward")
         for unit in self.units:
             if unit.root and unit.name not in self.rules.keep_after_forward:
                 self.shards.free(unit.name, "forward")
-
-    def _loss(self) -> None:
-        last = self.model.layers
-        for rank in range(self.holdings.world):
-            dy = self.model.loss_gradient(self.holdings.get(rank, f"h{last}"), self.holdings.get(rank, "target"))
-            self._put(rank, f"d h{last}", dy, "activation")
-        self.holdings.drop("target")
-        self.holdings.record("loss", "Each rank's loss is the mean over its own samples; its gradient starts backward.")
 
     def _backward(self) -> None:
         for unit in self.units:
@@ -121,20 +107,12 @@ class ShardedTraining:
                 self.shards.scatter(unit.name)
 
     def _backward_layer(self, layer: int, unit: Unit) -> None:
-        for rank in range(self.holdings.world):
-            x, y, dy = (self.holdings.get(rank, name) for name in (f"h{layer}", f"h{layer + 1}", f"d h{layer + 1}"))
-            dx, gradients = self.model.backward_layer(layer, self.shards.values(rank, unit.name), x, y, dy)
-            if layer:
-                self._put(rank, f"d h{layer}", dx, "activation")
+        for rank, gradients in enumerate(self._compute.backward(layer, self._values(unit))):
             self.shards.put_gradients(unit.name, rank, gradients)
         self.holdings.record(
             f"backward: layer {layer + 1}", f"Full gradients of layer {layer + 1}, on each rank of its own samples: every rank has others."
         )
-        for name in (f"h{layer + 1}", f"d h{layer + 1}", *(() if layer else ("h0",))):
-            self.holdings.drop(name)
+        self._compute.free(layer)
 
-    def _put(self, rank: int, name: str, array: Array, kind: str) -> None:
-        """An input, an activation or the gradient of one, as wide as the parameters it is computed with."""
-        width = self.shards.widths.gathered
-        cell = Cell(name, kind, array.size * width, "shape " + " x ".join(map(str, array.shape)))
-        self.holdings.put(rank, name, array, [cell], width)
+    def _values(self, unit: Unit) -> ValuesOf:
+        return lambda rank: self.shards.values(rank, unit.name)

@@ -84,15 +84,15 @@ class ShardedUnits:
         if not layout.flat:
             for rank in range(self.world):
                 self._put(rank, f"buffer {unit}", _floats(packed[rank]), _everything(layout), "buffer", width)
-            self._record(f"{phase}: all-gather of {unit}", "The shards of all ranks arrive in one buffer, rank by rank.", before)
-            before = len(self.network.messages)
+            text = "The shards of all ranks arrive in one buffer, rank by rank."
+            self.holdings.record_sent(f"{phase}: all-gather of {unit}", text, self.network, before)
         for rank in range(self.world):
             self._put(rank, f"gathered {unit}", layout.arrange(_floats(packed[rank])), layout.gathered, "gathered_parameter", width)
         if layout.flat:
             text = "The shards of all ranks end to end are the unsharded flat parameter; the parameters are views into it."
-            self._record(f"{phase}: all-gather of {unit}", text, before)
+            self.holdings.record_sent(f"{phase}: all-gather of {unit}", text, self.network, before)
         else:
-            self._record(f"{phase}: {unit} copied out", "Each parameter has its own storage; after it the buffer is freed.", before)
+            self.holdings.record(f"{phase}: {unit} copied out", "Each parameter has its own storage; after this the buffer is freed.")
             self.holdings.drop(f"buffer {unit}")
         self.holdings.drop(f"cast {unit}")
 
@@ -130,7 +130,7 @@ class ShardedUnits:
             mean = _floats(sums[rank]) / self.world
             self._put(rank, f"shard_grad {unit}", mean, layout.pieces[rank], "gradient", self.widths.reduced, "mean grad ")
         text = "Each rank gets its own piece, summed over all ranks and divided by their number."
-        self._record(f"backward: reduce-scatter of {unit}", text, before)
+        self.holdings.record_sent(f"backward: reduce-scatter of {unit}", text, self.network, before)
         self.holdings.drop(name)
         for rank, mean in enumerate(self._all(f"shard_grad {unit}")):
             self._put(rank, f"shard_grad {unit}", mean, layout.pieces[rank], "gradient", self.widths.stored, "mean grad ")
@@ -205,11 +205,6 @@ class ShardedUnits:
 
     def _put(self, rank: int, name: str, array: Array, pieces: Sequence[Piece], kind: str, width: int, prefix: str = "") -> None:
         self.holdings.put(rank, name, array, cells_of(pieces, kind, width, prefix), width)
-
-    def _record(self, title: str, text: str, before: int) -> None:
-        """A moment that ends the messages from number ``before`` on."""
-        messages = [message for _, message in self.network.messages[before:]]
-        self.holdings.record(title, text, messages, self.network.steps if messages else None)
 
 
 def _everything(layout: ShardLayout) -> list[Piece]:

@@ -1,0 +1,63 @@
+"""The five strategies of data parallelism with redundancy removed, and the number formats they are run with.
+
+Every unit is a flat vector of which rank r owns ``[r*s, (r+1)*s)``, s its length over W, padded (``flat_parameter``). With m micro-batches:
+
+    strategy      parameters  gradients   optimizer   gradients are                            parameters are
+    ddp           whole       whole       whole       all-reduced once                         updated by everybody
+    zero1_naive   whole       whole       owned       all-reduced once, the slice is used      sent by their owners after the update
+    zero1         whole       whole       owned       reduce-scattered once                    all-gathered after the update
+    zero2         whole       owned       owned       reduce-scattered in every micro-batch    all-gathered after the update
+    zero3         owned       owned       owned       reduce-scattered in every micro-batch    all-gathered before use, twice
+
+Source: ZeRO, arXiv:1910.02054, sections 5 and 7.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """What a strategy shards, and how its gradients are reduced."""
+
+    key: str
+    name: str
+    owned_parameters: bool
+    owned_gradients: bool
+    owned_optimizer: bool
+    all_reduce: bool
+
+
+STRATEGIES = (
+    Strategy("ddp", "DDP", False, False, False, True),
+    Strategy("zero1_naive", "ZeRO-1 naive", False, False, True, True),
+    Strategy("zero1", "ZeRO-1", False, False, True, False),
+    Strategy("zero2", "ZeRO-2", False, True, True, False),
+    Strategy("zero3", "ZeRO-3", True, True, True, False),
+)
+
+
+#: Optimizer state is float32 in every recipe.
+STATE_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Bytes an element of parameters and of gradients; ``state`` names the optimizer's arrays, 4 bytes an element each."""
+
+    parameter: int
+    gradient: int
+    state: tuple[str, ...]
+
+    @property
+    def optimizer(self) -> int:
+        """Bytes of optimizer state an element."""
+        return STATE_BYTES * len(self.state)
+
+
+RECIPES = {
+    "fp32": Recipe(4, 4, ("exp_avg", "exp_avg_sq")),
+    "mixed": Recipe(2, 2, ("master", "exp_avg", "exp_avg_sq")),
+    "mixed_fp32_gradients": Recipe(2, 4, ("master", "exp_avg", "exp_avg_sq")),
+}
