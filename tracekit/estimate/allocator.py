@@ -1,8 +1,8 @@
 """The CUDA caching allocator's rounding: what a tensor of some bytes really takes.
 
 Source: c10/cuda/CUDACachingAllocator.cpp (kMinBlockSize, kSmallSize, kSmallBuffer, kMinLargeAlloc, kLargeBuffer, kRoundLarge). Blocks
-round to 512 bytes. Requests of at most 1 MiB are cut from segments of 2 MiB, those below 10 MiB from segments of 20 MiB, larger ones get a segment
-of their own, a multiple of 2 MiB. Each stream has its own segments.
+round to 512 bytes. Requests of at most 1 MiB are cut from segments of 2 MiB, those below 10 MiB from segments of 20 MiB, larger ones get
+a segment of their own, a multiple of 2 MiB. Each stream has its own segments.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ FSDP2 (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py; checked against
 
     forward, copy-out   the unit (q n) + its all-gather buffer (q n) + the buffer of the unit before, freed after this copy
     forward, compute    the unit + its all-gather buffer
-    backward, compute   the unit + the prefetched buffer of the next one + its gradients (g n) + reduce-scatter input of the one before (r n)
+    backward, compute   the unit + the buffer of the next one + its gradients (g n) + the reduce-scatter input of the one before (r n)
     backward, reduce    the prefetched buffer + its gradients + its reduce-scatter input (+ its output in another type, r n / W)
 
 FSDP1 (torch/distributed/fsdp/_runtime_utils.py, _flat_param.py)
@@ -43,8 +43,8 @@ class UnitBytes:
     """Bytes of the units that are used at one place of the model (a layer, and its experts where they are apart).
 
     ``whole`` q n; ``buffer`` of the all-gather, 0 in a group of one; ``cast`` this rank's shard in the gathered type where it is stored in
-    another; ``gradients`` g x elements; ``reduce`` input of the reduce-scatter, r n; ``reduced`` its output, r n / W; ``kept`` gradient that
-    stays; ``accumulated`` whole gradients in the reduced type.
+    another; ``gradients`` g x elements; ``reduce`` input of the reduce-scatter, r n; ``reduced`` its output, r n / W; ``kept`` the gradient
+    that stays; ``accumulated`` whole gradients in the reduced type.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Sharding:
         self.plan, self.places, self.root = plan, places, root
         self.root_early = root_early
 
-    def forward(self, i: int) -> list[Transient]:
+    def forward(self, i: int) -> list[Transient]:  # noqa: ARG002
         """Moments of the forward of place i."""
         return [Transient()]
 
@@ -91,7 +91,7 @@ class Sharding:
         """Between forward and backward; the head of the root computes."""
         return Transient("loss")
 
-    def backward(self, i: int) -> list[Transient]:
+    def backward(self, i: int) -> list[Transient]:  # noqa: ARG002
         """Moments of the backward of place i."""
         return [Transient()]
 

@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,19 +32,28 @@ def round_up(n: int, multiple: int) -> int:
     return -(-n // multiple) * multiple
 
 
+def fsdp2_rows(parameter: Parameter, w: int) -> tuple[int, int]:
+    """(length of the dimension that FSDP2 shards, elements of one slice of it).
+
+    Dimension 0; of stacked experts that are fewer than the W ranks dimension 1, as torchtitan does (models/llama4/parallelize.py). A scalar
+    counts as one row.
+    """
+    dim = 1 if parameter.experts > 1 and parameter.shape[0] < w else 0
+    rows = parameter.shape[dim] if parameter.shape else 1
+    return rows, parameter.elements // rows if rows else 0
+
+
 def fsdp2_padded(parameter: Parameter, w: int) -> int:
-    """Elements of a parameter as it travels and is stored over all ranks: W ceil(d0/W) * the rest of its shape; of a scalar W."""
-    if not parameter.shape:
-        return w
-    return w * -(-parameter.shape[0] // w) * math.prod(parameter.shape[1:])
+    """Elements of a parameter as it travels and is stored over all ranks: W ceil(d0/W) * the rest of its shape."""
+    rows, rest = fsdp2_rows(parameter, w)
+    return w * -(-rows // w) * rest
 
 
 def fsdp2_local(parameter: Parameter, w: int, rank: int) -> int:
     """Elements of the rows that really belong to a rank: what the optimizer keeps state for; 0 for a rank behind the last row."""
-    if not parameter.shape:
-        return 1 if rank == 0 else 0
-    rows = -(-parameter.shape[0] // w)
-    return max(0, min(rows, parameter.shape[0] - rank * rows)) * math.prod(parameter.shape[1:])
+    rows, rest = fsdp2_rows(parameter, w)
+    each = -(-rows // w)
+    return max(0, min(each, rows - rank * each)) * rest
 
 
 def fsdp1_starts(parameters: Sequence[Parameter], compute_bytes: int, use_orig_params: bool) -> tuple[list[int], int]:
@@ -96,11 +106,11 @@ def megatron_padded(parameters: Sequence[Parameter], d: int, bucket_elements: in
 def torch_zero_partition(parameters: Sequence[Parameter], w: int) -> list[list[Parameter]]:
     """Parameters of each rank: the largest first, each to the rank that has the fewest elements so far (the lowest of equal ones)."""
     parts: list[list[Parameter]] = [[] for _ in range(w)]
-    sizes = [0] * w
+    ranks = [(0, rank) for rank in range(w)]
     for parameter in sorted(parameters, key=lambda p: -p.elements):
-        rank = sizes.index(min(sizes))
+        size, rank = heapq.heappop(ranks)
         parts[rank].append(parameter)
-        sizes[rank] += parameter.elements
+        heapq.heappush(ranks, (size + parameter.elements, rank))
     return parts
 
 

@@ -22,7 +22,7 @@ class Parameter:
 
     ``unit`` is what FSDP gathers at once ('' the root); ``element_bytes`` the stored element; ``tensor_dim`` the dimension that tensor
     parallelism divides (None: every tensor-parallel rank has it whole); ``layer`` its transformer layer (None outside the layers);
-    ``expert`` the number of its expert (None for a parameter that all tokens use).
+    ``experts`` how many experts are stacked in its first dimension (0: it belongs to none, all tokens use it).
     """
 
     name: str
@@ -32,7 +32,7 @@ class Parameter:
     role: str = "other"
     tensor_dim: int | None = None
     layer: int | None = None
-    expert: int | None = None
+    experts: int = 0
     trainable: bool = True
 
     @property
@@ -69,7 +69,7 @@ def tensor_parallel(parameters: Iterable[Parameter], t: int, expert_t: int = 1) 
 
     Experts are divided over ``expert_t`` ranks. The first rank holds the most where a size does not divide, as DTensor's Shard does.
     """
-    return [_divided(p, expert_t if p.expert is not None else t) for p in parameters]
+    return [_divided(p, expert_t if p.experts else t) for p in parameters]
 
 
 def _divided(parameter: Parameter, parts: int) -> Parameter:
@@ -81,15 +81,15 @@ def _divided(parameter: Parameter, parts: int) -> Parameter:
 
 
 def expert_parallel(parameters: Iterable[Parameter], ep: int) -> list[Parameter]:
-    """The parameters of the first of ``ep`` expert-parallel ranks: of experts the first ceil(E/ep) of every layer, all that is none."""
+    """The parameters of the first of ``ep`` expert-parallel ranks: of E stacked experts ceil(E/ep), all that is none."""
     kept = list(parameters)
     if ep == 1:
         return kept
-    count: dict[int | None, int] = {}
-    for parameter in kept:
-        if parameter.expert is not None:
-            count[parameter.layer] = max(count.get(parameter.layer, 0), parameter.expert + 1)
-    return [p for p in kept if p.expert is None or p.expert < -(-count[p.layer] // ep)]
+    return [_of_experts(p, -(-p.experts // ep)) if p.experts else p for p in kept]
+
+
+def _of_experts(parameter: Parameter, count: int) -> Parameter:
+    return replace(parameter, shape=(count, *parameter.shape[1:]), experts=count)
 
 
 def split_layers(layers: int, chunks: int) -> list[range]:

@@ -88,9 +88,9 @@ class Strategy:
     ``root_reshards``: the root frees its parameters after forward as well (None: as the framework does by itself: it keeps them).
     ``sync_every_micro_batch``: gradients are reduced after each micro-batch, not only after the last (False: no_sync, or
     set_requires_gradient_sync(False)). None: what is usual: once a step where every
-    rank keeps whole gradients (ddp, zero1), else each time. ``bucket_cap_mb``: DDP's buckets [MiB]; None: torch's default of 25 with a first one of 1.
-    ``backward_prefetch``: pre, post or none. ``use_orig_params``: FSDP1 aligns each parameter. ``first_iteration``: DDP before it has
-    rebuilt its buckets. ``deepspeed_allreduce``: ZeRO-1/2 all-reduce whole buckets and keep a slice, as DeepSpeed does by default.
+    rank keeps whole gradients (ddp, zero1), else each time. ``bucket_cap_mb``: DDP's buckets [MiB]; None: torch's 25 with a first one of 1.
+    ``backward_prefetch``: pre, post or none. ``use_orig_params``: FSDP1 aligns each parameter. ``deepspeed_allreduce``: ZeRO-1/2 all-reduce
+    whole buckets and keep a slice, as DeepSpeed does by default. ``padding``: whose rules, where they are not the strategy's own.
     """
 
     name: str = "fsdp2"

@@ -26,8 +26,8 @@ class ModelShape:
 
     ``ffn`` hidden size of a dense MLP; ``gated``: three matrices (gate, up, down) instead of two; ``norm`` layernorm (weight and bias) or
     rmsnorm (weight); ``qkv_bias``, ``output_bias``, ``mlp_bias``: which linear layers have one; ``fused_qkv``: one matrix for all three.
-    With ``experts``, the layers from ``dense_layers`` on have a router, ``experts`` MLPs of ``expert_ffn`` of which each token uses
-    ``top_k``, and ``shared_experts`` that every token uses.
+    With ``experts``, the layers from ``dense_layers`` on have a router, ``experts`` MLPs of ``expert_ffn`` (stacked in one tensor for each
+    matrix) of which each token uses ``top_k``, and ``shared_experts`` that every token uses.
     """
 
     layers: int
@@ -140,8 +140,7 @@ def _layer(shape: ModelShape, layer: int, unit: str) -> Iterator[Parameter]:
         yield from _mlp(shape, f"{prefix}.mlp", unit, layer, shape.ffn)
         return
     yield Parameter(f"{prefix}.router.weight", (shape.experts, shape.hidden), unit, role="router", layer=layer)
-    for expert in range(shape.experts):
-        yield from _mlp(shape, f"{prefix}.experts.{expert}", unit, layer, shape.expert_ffn, expert)
+    yield from _stacked(shape, f"{prefix}.experts", unit, layer)
     if shape.shared_experts:
         yield from _mlp(shape, f"{prefix}.shared_experts", unit, layer, shape.expert_ffn * shape.shared_experts)
 
@@ -187,8 +186,16 @@ def _latent(shape: ModelShape, prefix: str, unit: str, layer: int) -> Iterator[P
     yield from _linear(f"{name}.o", shape.hidden, shape.attention_width, False, 1, base)
 
 
-def _mlp(shape: ModelShape, name: str, unit: str, layer: int, width: int, expert: int | None = None) -> Iterator[Parameter]:
-    base = Parameter("", (), unit, role="mlp" if expert is None else "expert", layer=layer, expert=expert)
+def _mlp(shape: ModelShape, name: str, unit: str, layer: int, width: int) -> Iterator[Parameter]:
+    base = Parameter("", (), unit, role="mlp", layer=layer)
     for part in ("gate", "up") if shape.gated else ("up",):
         yield from _linear(f"{name}.{part}", width, shape.hidden, shape.mlp_bias, 0, base)
     yield from _linear(f"{name}.down", shape.hidden, width, shape.mlp_bias, 1, base)
+
+
+def _stacked(shape: ModelShape, name: str, unit: str, layer: int) -> Iterator[Parameter]:
+    """All experts of a layer: one tensor [experts, rows, columns] for each matrix of the MLP."""
+    for parameter in _mlp(shape, name, unit, layer, shape.expert_ffn):
+        split = None if parameter.tensor_dim is None else parameter.tensor_dim + 1
+        sizes = (shape.experts, *parameter.shape)
+        yield replace(parameter, shape=sizes, tensor_dim=split, role="expert", experts=shape.experts)

@@ -38,7 +38,7 @@ def units_of(parameters: Sequence[Parameter], plan: Plan, shard_rank: int = 0) -
     apart = plan.expert_shard != plan.shard or plan.mesh.ep > 1
     groups: dict[tuple[str, bool], list[Parameter]] = {}
     for parameter in parameters:
-        groups.setdefault((parameter.unit, apart and parameter.expert is not None), []).append(parameter)
+        groups.setdefault((parameter.unit, apart and parameter.experts > 0), []).append(parameter)
     return [_unit(name, members, expert, plan, shard_rank) for (name, expert), members in groups.items()]
 
 

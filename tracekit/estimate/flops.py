@@ -1,0 +1,85 @@
+"""Floating-point operations of training, and what share of the hardware's peak they are.
+
+Symbols: N parameters, L layers, H heads, Q head size, h hidden, s sequence, B sequences, V vocabulary. One multiplication with its addition
+counts as 2 FLOP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tracekit.estimate.parameters import Parameter
+from tracekit.estimate.shape import ModelShape
+
+
+def palm_flops_a_token(n: float, layers: int, heads: int, head_dim: int, sequence: int, causal: bool = False) -> float:
+    """6N + 12 L H Q s (PaLM, arXiv:2204.02311, appendix B): forward and backward of every parameter and of attention.
+
+    ``causal`` counts only the half of the scores that a causal mask leaves: 6 L H Q s.
+    """
+    return 6 * n + (6 if causal else 12) * layers * heads * head_dim * sequence
+
+
+def gpt_iteration_flops(batch: int, sequence: int, layers: int, hidden: int, vocabulary: int, recompute: bool = False) -> float:
+    """FLOP of one iteration of a GPT (PTD-P, arXiv:2104.04473, appendix; arXiv:2205.05198, appendix A).
+
+    72 B s L h^2 (1 + s/(6h) + V/(12 L h)); with full recomputation the layers run forward twice: 96 B s L h^2 (1 + s/(6h) + V/(16 L h)).
+    """
+    factor, head = (96, 16) if recompute else (72, 12)
+    return factor * batch * sequence * layers * hidden**2 * (1 + sequence / (6 * hidden) + vocabulary / (head * layers * hidden))
+
+
+def training_seconds(tokens: float, parameters: float, gpus: int, flops_a_gpu: float) -> float:
+    """8 T P / (n X): time of a whole training with full recomputation (arXiv:2104.04473, section 5.1, equation 4) [s]."""
+    return 8 * tokens * parameters / (gpus * flops_a_gpu)
+
+
+def gpt_parameters(layers: int, hidden: int, vocabulary: int, sequence: int) -> float:
+    """12 L h^2 (1 + 13/(12h) + (V + s)/(12 L h)) (arXiv:2104.04473, section 5.1, equation 2); the last norm, 2h, is left out there."""
+    return 12 * layers * hidden**2 * (1 + 13 / (12 * hidden) + (vocabulary + sequence) / (12 * layers * hidden))
+
+
+def utilization(flops: float, seconds: float, devices: int, peak: float) -> float | None:
+    """FLOP / (time * devices * peak): MFU for the model's own FLOP, HFU for all that ran (recomputation too). None without time."""
+    return flops / (seconds * devices * peak) if seconds > 0 else None
+
+
+def matrix_elements(shape: ModelShape, parameters: Iterable[Parameter]) -> float:
+    """Elements of the matrices that a token is multiplied with: of stacked experts top_k of them; no norms, biases and lookups.
+
+    A head tied to the embedding is a matrix all the same.
+    """
+    total = 0.0
+    for parameter in parameters:
+        if len(parameter.shape) < 2 or parameter.role in ("embedding", "norm"):
+            continue
+        total += parameter.elements * shape.top_k / parameter.experts if parameter.experts else parameter.elements
+    return total + (shape.vocabulary * shape.hidden if shape.tied_embeddings else 0)
+
+
+def attention_flops_a_token(shape: ModelShape, causal: bool, context: int | None = None) -> float:
+    """Forward FLOP a token and layer of scores and their product with the values: 2 s (query + value width); causal: half of it."""
+    each = 2 * (context or shape.sequence) * (shape.query_width + shape.attention_width)
+    return each / 2 if causal else each
+
+
+def forward_flops_a_token(shape: ModelShape, parameters: Iterable[Parameter], causal: bool) -> float:
+    """Forward FLOP of one token: 2 for each element of a matrix it meets, and attention."""
+    return 2 * matrix_elements(shape, parameters) + shape.layers * attention_flops_a_token(shape, causal)
+
+
+def step_flops(shape: ModelShape, parameters: Iterable[Parameter], tokens: int, causal: bool) -> float:
+    """Model FLOP of a step of ``tokens`` tokens: forward, and twice that backward."""
+    return 3 * tokens * forward_flops_a_token(shape, parameters, causal)
+
+
+def recomputed_flops(shape: ModelShape, parameters: Iterable[Parameter], tokens: int, causal: bool, recompute: str) -> float:
+    """FLOP that run a second time: full: the layers' forward; selective: attention's core; none."""
+    attention = shape.layers * attention_flops_a_token(shape, causal)
+    if recompute == "selective":
+        return tokens * attention
+    if recompute == "full":
+        inside = matrix_elements(shape, [p for p in parameters if p.layer is not None])
+        inside -= shape.vocabulary * shape.hidden if shape.tied_embeddings else 0
+        return tokens * (2 * inside + attention)
+    return 0.0

@@ -1,0 +1,262 @@
+"""A plan from plain values: what a file or the command line says, checked key by key.
+
+    model: llama3-8b                  a preset, or its sizes; with ``preset`` among them, a preset with some changed
+    mesh: {pp: 2, dp_shard: 8, tp: 4}     or pp=2,dp_shard=8,tp=4
+    strategy: fsdp2                   or its options: {name: fsdp2, reshard_after_forward: false}
+    recipe: fsdp_bf16                 or its bytes: {name: mine, parameter: 4, compute: 2, ...}
+    optimizer: adamw
+    batch: {micro_batch: 1, global_batch: 64, recompute: full}    micro_batches instead of global_batch
+    hardware: h100                    or {preset: h100, memory_bytes: 64000000000}
+    schedule: 1f1b                    and all other fields of ``plan.Plan``
+"""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from typing import Any
+
+from tracekit.errors import UsageError
+from tracekit.estimate.hardware import NETWORKS, Hardware, Link, hardware
+from tracekit.estimate.plan import Batch, MeshSizes, Plan, Strategy
+from tracekit.estimate.presets import preset
+from tracekit.estimate.recipe import Recipe, recipe
+from tracekit.estimate.shape import LatentAttention, ModelShape
+from tracekit.estimate.time import Assumptions
+from tracekit.mesh.mesh import parse_mesh
+
+#: No size of a real model or job is larger; what is was typed wrong, and would only cost time and memory here.
+MOST = {"layers": 10_000, "micro_batches": 1_000_000, "virtual_stages": 1_000}
+MOST_RANKS, MOST_NUMBER = 10_000_000, 10**15
+_OWN = ("model", "mesh", "strategy", "recipe", "optimizer", "batch", "hardware", "network", "efficiency", "overlap", "latency")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What is to be estimated."""
+
+    shape: ModelShape
+    plan: Plan
+    hardware: Hardware
+    assumptions: Assumptions
+
+
+def spec_of(values: Mapping[str, Any]) -> Spec:
+    """The plan that ``values`` describe. UsageError names the key that is wrong and what could stand there."""
+    known = [*_OWN, *(f.name for f in fields(Plan) if f.name not in _OWN)]
+    _only(values, known, "the plan")
+    shape = shape_of(values.get("model"))
+    mesh = mesh_of(values.get("mesh", {}))
+    strategy = _strategy(values.get("strategy"), mesh)
+    mesh = _placed(mesh, strategy)
+    batch, global_batch = _batch(values.get("batch", {}))
+    if global_batch is not None:
+        batch = replace(batch, micro_batches=_micro_batches(global_batch, batch.micro_batch, mesh))
+    chosen = _recipe(values.get("recipe", "fsdp_bf16_fp32_reduce"), values.get("optimizer", "adamw"))
+    rest = {f.name: values[f.name] for f in fields(Plan) if f.name in values and f.name not in _OWN}
+    plan = _built(Plan, {"mesh": mesh, "strategy": strategy, "recipe": chosen, "batch": batch, **rest}, "the plan")
+    how = {key: values[key] for key in ("efficiency", "overlap", "latency") if key in values}
+    return Spec(shape, plan, _hardware(values.get("hardware", "h100"), values.get("network")), assumptions_of(how))
+
+
+def shape_of(value: Any) -> ModelShape:
+    """A preset's name, or a mapping of sizes."""
+    if value is None:
+        raise UsageError("no model is given", "name a preset (llama3-8b) or give its sizes")
+    if isinstance(value, str):
+        return preset(value)
+    given = _mapping(value, "model")
+    base = preset(_text(given["preset"], "model: preset")) if "preset" in given else None
+    sizes = {key: item for key, item in given.items() if key != "preset"}
+    if isinstance(sizes.get("latent"), Mapping):
+        sizes["latent"] = _built(LatentAttention, _mapping(sizes["latent"], "model: latent"), "model: latent")
+    shape: ModelShape = _changed(base, sizes, "model") if base is not None else _built(ModelShape, sizes, "model")
+    return shape
+
+
+def mesh_of(value: Any) -> MeshSizes:
+    """``pp=2,tp=4`` or a mapping; ``dp`` and ``fsdp`` are other names of dp_shard, ``ddp`` of dp_replicate."""
+    if isinstance(value, str):
+        value = {axis.name: axis.size for axis in parse_mesh(value)} if value.strip() else {}
+    names = {"dp": "dp_shard", "fsdp": "dp_shard", "ddp": "dp_replicate"}
+    given: dict[str, Any] = {}
+    for key, size in _mapping(value, "mesh").items():
+        name = names.get(key, key)
+        if name in given:
+            raise UsageError(f"mesh: axis {name} is given twice", "give each axis once")
+        given[name] = size
+    mesh: MeshSizes = _built(MeshSizes, given, "mesh")
+    if mesh.world > MOST_RANKS:
+        raise UsageError(f"a mesh of {mesh.world} ranks", f"give at most {MOST_RANKS}")
+    return mesh
+
+
+def assumptions_of(values: Mapping[str, Any]) -> Assumptions:
+    """Efficiency, overlap and where latencies come from."""
+    how: Assumptions = _built(Assumptions, values, "the plan")
+    if not 0 < how.efficiency <= 1:
+        raise UsageError(f"an efficiency of {how.efficiency}", "give a share above 0 and at most 1")
+    if not 0 <= how.overlap <= 1:
+        raise UsageError(f"an overlap of {how.overlap}", "give a share from 0 to 1")
+    if how.latency not in ("preset", "nccl"):
+        raise UsageError(f"there are no latencies called {how.latency!r}", "choose preset or nccl")
+    return how
+
+
+def _strategy(value: Any, mesh: MeshSizes) -> Strategy:
+    if value is None:
+        return Strategy("hsdp" if mesh.dp_replicate > 1 and mesh.dp_shard > 1 else "ddp" if mesh.dp_replicate > 1 else "fsdp2")
+    if isinstance(value, str):
+        return Strategy(value)
+    strategy: Strategy = _built(Strategy, _mapping(value, "strategy"), "strategy")
+    return strategy
+
+
+def _placed(mesh: MeshSizes, strategy: Strategy) -> MeshSizes:
+    """DDP has replicas only: a size given as dp or dp_shard is meant as dp_replicate."""
+    if strategy.name == "ddp" and mesh.dp_shard > 1 and mesh.dp_replicate == 1:
+        return replace(mesh, dp_replicate=mesh.dp_shard, dp_shard=1)
+    return mesh
+
+
+def _batch(value: Any) -> tuple[Batch, int | None]:
+    given = dict(_mapping(value, "batch"))
+    total = given.pop("global_batch", None)
+    if total is not None and "micro_batches" in given:
+        raise UsageError("batch: both global_batch and micro_batches are given", "give one of them; the other follows")
+    batch: Batch = _built(Batch, given, "batch")
+    return batch, None if total is None else _number(total, "batch: global_batch")
+
+
+def _micro_batches(total: int, micro_batch: int, mesh: MeshSizes) -> int:
+    each = micro_batch * mesh.data
+    if total % each or total < each:
+        raise UsageError(
+            f"a global batch of {total} does not divide into micro-batches of {micro_batch} over {mesh.data} data-parallel ranks",
+            f"give a multiple of {each}",
+        )
+    return total // each
+
+
+def _recipe(value: Any, optimizer: Any) -> Recipe:
+    name = _text(optimizer, "optimizer")
+    if isinstance(value, str):
+        return recipe(value, name)
+    given = dict(_mapping(value, "recipe"))
+    if isinstance(given.get("moments"), list):
+        given["moments"] = tuple(_number(size, "recipe: moments") for size in given["moments"])
+    made: Recipe = _built(Recipe, {"name": "own", **given}, "recipe")
+    return made
+
+
+def _hardware(value: Any, network: Any) -> Hardware:
+    if isinstance(value, str):
+        device = hardware(value)
+    else:
+        given = dict(_mapping(value, "hardware"))
+        base = hardware(_text(given.pop("preset", "h100"), "hardware: preset"))
+        numbers: dict[str, Any] = {key: given.pop(key) for key in ("memory_bytes", "per_node", "memory_gb_s") if key in given}
+        tflops = given.pop("tflops", None)
+        _only(given, (), "hardware", ("preset", "memory_bytes", "per_node", "memory_gb_s", "tflops"))
+        device = _changed(base, numbers, "hardware")
+        if tflops is not None:
+            device = replace(device, tflops={**device.tflops, 2: _real(tflops, "hardware: tflops")})
+        if device.memory_bytes < 1 or device.per_node < 1 or not device.memory_gb_s > 0 or not device.tflops[2] > 0:
+            raise UsageError("hardware: a size or rate of 0 or less", "give numbers above 0")
+    return device if network is None else replace(device, outside=_network(network))
+
+
+def _network(value: Any) -> Link:
+    name = _text(value, "network")
+    if name not in NETWORKS:
+        raise UsageError(f"there is no network called {name[:80]!r}", f"choose one of {', '.join(NETWORKS)}")
+    return NETWORKS[name]
+
+
+def _built(kind: type[Any], values: Mapping[str, Any], where: str) -> Any:
+    """A dataclass from plain values of the right types."""
+    _only(values, [f.name for f in fields(kind)], where)
+    return _guarded(lambda: kind(**_checked(kind, values, where)), kind, values, where)
+
+
+def _changed(base: Any, values: Mapping[str, Any], where: str) -> Any:
+    _only(values, [f.name for f in fields(base)], where)
+    return _guarded(lambda: replace(base, **_checked(type(base), values, where)), type(base), values, where)
+
+
+def _guarded(make: Any, kind: type[Any], values: Mapping[str, Any], where: str) -> Any:
+    missing = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING and f.name not in values]
+    try:
+        return make()
+    except TypeError as error:
+        raise UsageError(f"{where}: {', '.join(missing)} not given", "give a value for each") from error
+
+
+def _checked(kind: type[Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    types_of = typing.get_type_hints(kind)
+    return {key: _typed(types_of[key], value, key, where) for key, value in values.items()}
+
+
+def _typed(wanted: Any, value: Any, key: str, where: str) -> Any:
+    """The value if it is of the field's type; whole numbers stand for real ones."""
+    options = typing.get_args(wanted) if typing.get_origin(wanted) in (types.UnionType, typing.Union) else (wanted,)
+    plain = [typing.get_origin(option) or option for option in options]
+    name = f"{where}: {key}"
+    if any(is_dataclass(option) or option in (tuple, dict) for option in plain) and not isinstance(value, (str, int, float, list)):
+        return value
+    if value is None and type(None) in plain:
+        return None
+    if isinstance(value, bool) and bool in plain:
+        return value
+    if isinstance(value, str) and str in plain:
+        return value
+    if int in plain and isinstance(value, int) and not isinstance(value, bool):
+        return _number(value, name, MOST.get(key, MOST_NUMBER))
+    if float in plain:
+        return _real(value, name)
+    words = {int: "a whole number", bool: "true or false", str: "a word", float: "a number"}
+    raise UsageError(f"{name} is {_shown(value)}", f"give {' or '.join(words[p] for p in plain if p in words) or 'a mapping'}")
+
+
+def _number(value: Any, name: str, most: int = MOST_NUMBER) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise UsageError(f"{name} is {_shown(value)}", "give a whole number")
+    if value > most:
+        raise UsageError(f"{name} is larger than {most}", "give a number that a real job has")
+    return value
+
+
+def _real(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= MOST_NUMBER:
+        raise UsageError(f"{name} is {_shown(value)}", "give a number")
+    return float(value)
+
+
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise UsageError(f"{name} is {_shown(value)}", "give a word")
+    return value
+
+
+def _mapping(value: Any, name: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise UsageError(f"{name} is {_shown(value)}", "give keys with values")
+    odd = next((key for key in value if not isinstance(key, str)), None)
+    if odd is not None:
+        raise UsageError(f"{name} has a key that is no word: {_shown(odd)}", "give keys with values")
+    return value
+
+
+def _only(values: Mapping[str, Any], known: typing.Sequence[str], where: str, hint: typing.Sequence[str] = ()) -> None:
+    odd = next((key for key in _mapping(values, where) if key not in known), None)
+    if odd is not None:
+        near = difflib.get_close_matches(odd[:80], [*known, *hint], 1)
+        raise UsageError(f"{where} has no {odd[:80]!r}", f"did you mean {near[0]}?" if near else f"it has {', '.join([*known, *hint])}")
+
+
+def _shown(value: Any) -> str:
+    """A value for a message: scalars as they are, cut; anything else by its kind, as it may be endless."""
+    return repr(value)[:80] if isinstance(value, (str, float, bool)) or value is None else type(value).__name__
