@@ -59,7 +59,7 @@ class _Extraction:
         self.problems: list[str] = []
 
     def snapshot(self, name: str) -> Snapshot:
-        r, store = self._r, self._r.store
+        r = self._r
         segments = self._segments()
         traces = [r.records(int(word)) for word in r.items(self._top["device_traces"])] if "device_traces" in self._top else []
         indices = sorted({*segments, *(index for index, rows in enumerate(traces) if len(rows))})
@@ -73,14 +73,12 @@ class _Extraction:
                 "only the state at the end is known, the peak is not"
             )
         self._check(devices)
-        count = store.count
-        stacks = Stacks(store.nodes[: count[s.C_NODES]], store.frames[: count[s.C_FRAMES]], r.strings)
-        pools = [(int(a), int(b)) for a, b in store.pairs[: count[s.C_PAIRS]].tolist()]
+        stacks = Stacks(r.nodes, r.frames, r.strings)
+        pools = [(int(a), int(b)) for a, b in r.pairs.tolist()]
         return Snapshot(name, devices, stacks, self._ranges(), pools, self.problems)
 
     def _entries(self, rows: Int64Array) -> Entries:
-        store = self._r.store
-        numbers, codes = store.numbers[rows], store.codes[rows]
+        numbers, codes = self._r.numbers[rows], self._r.codes[rows]
         action = np.array([ACTIONS.get(text, 0) for text in self._r.strings], np.int8)[np.maximum(codes[:, s.WORD], 0)]
         time, size, place = numbers[:, s.WHEN], numbers[:, s.AMOUNT], numbers[:, s.PLACE]
         good = (size != NULL) & (size >= 0) & (time > 0) & (time < _LAST_YEAR_US)
@@ -120,22 +118,20 @@ class _Extraction:
         if word is None:
             return -1
         if r.kind(word) == s.PAIR:
-            return int(r.store.first[word >> 4])
+            return r.pair(word)
         pair = [r.number(int(item)) for item in r.items(word)]
-        pairs = r.store.pairs[: r.store.count[s.C_PAIRS]].tolist()
+        pairs = r.pairs.tolist()
         return pairs.index(pair) if pair in pairs else -1
 
     def _device(self, rows: list[tuple[int, int, int, int, Int64Array]]) -> tuple[Segments, State]:
-        store = self._r.store
         address, size, pool, claimed = (np.array([row[i] for row in rows], np.int64) for i in range(4))
         order = np.concatenate([row[4] for row in rows])
         owner = np.repeat(np.arange(len(rows)), [len(row[4]) for row in rows])
-        numbers, codes = store.numbers[order], store.codes[order]
+        numbers, codes = self._r.numbers[order], self._r.codes[order]
         extent = np.maximum(numbers[:, s.AMOUNT], 0)
         place = np.where(numbers[:, s.PLACE] == NULL, self._laid_out(address, owner, extent), numbers[:, s.PLACE])
-        words = [text for text in self._r.strings]
-        used = np.array([text == "active_allocated" for text in words], np.bool_)[np.maximum(codes[:, s.WORD], 0)]
-        active = np.array([text.startswith("active") for text in words], np.bool_)[np.maximum(codes[:, s.WORD], 0)]
+        used = np.array([text == "active_allocated" for text in self._r.strings], np.bool_)[np.maximum(codes[:, s.WORD], 0)]
+        active = np.array([text.startswith("active") for text in self._r.strings], np.bool_)[np.maximum(codes[:, s.WORD], 0)]
         segments = Segments(address, size, pool.astype(np.int32), claimed)
         return segments, State(place, extent, numbers[:, s.WHEN], used, active, codes[:, s.STACK_OF])
 

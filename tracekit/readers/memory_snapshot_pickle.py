@@ -6,13 +6,23 @@ is refused, with the name of what it wanted.
 
 from __future__ import annotations
 
-import numpy as np
+import functools
+import hashlib
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
+from numba import njit
+
+from tracekit.compiled import COMPILED, KEPT
 from tracekit.errors import InputError
+from tracekit.readers import lex
 from tracekit.readers import memory_snapshot_machine as machine
+from tracekit.readers import memory_snapshot_pack as pack
 from tracekit.readers import memory_snapshot_store as s
 from tracekit.readers.compressed import TextStream
-from tracekit.readers.memory_snapshot_pack import intern, rehash_frames, rehash_nodes, rehash_strings
 from tracekit.readers.memory_snapshot_store import Reading, Store
 from tracekit.trace.events import UInt8Array
 
@@ -20,7 +30,6 @@ CHUNK = 1 << 22
 #: What is read may take this many times the bytes read so far, and a fixed amount; a snapshot takes 1 to 2 times.
 _MOST_TIMES, _FREE_BYTES = 3, 1 << 26
 _REMEDY = "give the file that torch.cuda.memory._dump_snapshot() wrote"
-_REHASH = {s.C_STRINGS: rehash_strings, s.C_FRAMES: rehash_frames, s.C_NODES: rehash_nodes}
 _WHAT = {
     0x52: "calls a function",
     0x62: "sets the state of an object",
@@ -39,48 +48,82 @@ _WHAT = {
 }
 
 
+class _Compiled(NamedTuple):
+    """Entry points; texts and control blocks are addresses."""
+
+    run: Callable[[int, int, int, int], int]
+    intern: Callable[[int, int, int, int], int]
+    rehash: Callable[[int, int], int]
+
+
+@functools.cache
+def _compiled() -> _Compiled:
+    """The entry points, out of numba's cache or compiled now (some seconds). They enclose a digest of all sources: see readers/entry.py."""
+    digest = 0
+    try:
+        sources = b"".join(Path(str(module.__file__)).read_bytes() for module in (lex, s, pack, machine))
+        digest = int.from_bytes(hashlib.sha256(sources).digest()[:7], "little")
+        if KEPT:
+            return _entries(digest, cache=True)
+    except (OSError, EOFError, pickle.UnpicklingError):  # no sources at hand, a full disk, a damaged cache
+        pass
+    return _entries(digest, cache=False)
+
+
+def _entries(digest: int, cache: bool) -> _Compiled:
+    n = "int64"
+    options = {**COMPILED, "cache": cache}
+
+    @njit(f"{n}({n}, {n}, {n}, {n})", **options)
+    def run(text, end, sizes, control):  # type: ignore[no-untyped-def]
+        return digest if end < 0 else machine.run(text, end, sizes, control)
+
+    @njit(f"{n}({n}, {n}, {n}, {n})", **options)
+    def intern(text, start, length, control):  # type: ignore[no-untyped-def]
+        return digest if length < 0 else pack.intern(text, start, length, control)
+
+    @njit(f"{n}({n}, {n})", **options)
+    def rehash(control, part):  # type: ignore[no-untyped-def]
+        pack.rehash(control, part)
+        return digest
+
+    return _Compiled(run, intern, rehash)
+
+
 def read_pickle(stream: TextStream, name: str) -> Reading:
     """The one value of a pickle. Raises InputError, one line that begins with ``name``, where it holds anything but plain values."""
-    store, text, filled, taken = _with_words(s.new_store()), np.empty(CHUNK, np.uint8), 0, 0
+    compiled, store = _compiled(), Store()
+    for text in (np.frombuffer(word.encode(), np.uint8) for word in s.WORDS):
+        compiled.intern(text.ctypes.data, 0, len(text), store.address)
+    text, filled, taken = np.empty(CHUNK, np.uint8), 0, 0
     while True:
-        status = machine.run(text, filled, store)
+        status = compiled.run(text.ctypes.data, filled, machine.SIZES.ctypes.data, store.address)
+        position = int(store.control[s.POSITION])
         if status == machine.ROOM:
-            store = _more_room(store, taken + filled, name)
+            _make_room(store, compiled, taken + filled, name)
         elif status == machine.MORE:
-            text, filled, taken, read = _refilled(stream, text, filled, int(store.count[s.C_POSITION]), taken)
-            store.count[s.C_POSITION] = 0
+            text, filled, read = _refilled(stream, text, filled, position)
+            taken, store.control[s.POSITION] = taken + position, 0
             if not read:
                 raise InputError(f"{name} is truncated: the pickle has no end", f"copy the file anew, or {_REMEDY}")
         elif status == machine.DONE:
-            return Reading(store, int(store.stack[0]))
+            return Reading(store, int(store.array(s.STACK_, s.DEPTH)[0]))
         elif status == machine.REFUSED:
-            raise _refusal(name, text[int(store.count[s.C_POSITION]) : filled], store)
+            raise _refusal(name, text[position:filled], store)
         else:
-            place = taken + int(store.count[s.C_POSITION])
-            raise InputError(f"{name} is not a pickle, or a damaged one (at byte {place})", _REMEDY)
+            raise InputError(f"{name} is not a pickle, or a damaged one (at byte {taken + position})", _REMEDY)
 
 
-def _with_words(store: Store) -> Store:
-    """A store that knows the words of snapshots by their fixed codes."""
-    for word in s.WORDS:
-        text = np.frombuffer(word.encode(), np.uint8)
-        intern(text, 0, len(text), store)
-    return store
-
-
-def _more_room(store: Store, read: int, name: str) -> Store:
-    part = int(store.count[s.C_SHORT])
-    tables = {key: getattr(store, table) for key, table in s.TABLES.items()}
-    store = s.grow(store, part, int(store.count[s.C_OPERAND]))
-    if part in tables and getattr(store, s.TABLES[part]) is not tables[part]:
-        _REHASH[part](store)
-    if s.used_bytes(store) > _MOST_TIMES * read + _FREE_BYTES:
+def _make_room(store: Store, compiled: _Compiled, read: int, name: str) -> None:
+    part = int(store.control[s.SHORT])
+    if store.grow(part, int(store.control[s.SHORT_BY])):
+        compiled.rehash(store.address, part)
+    if store.bytes > _MOST_TIMES * read + _FREE_BYTES:
         raise InputError(f"{name} holds far more objects than a memory snapshot of its size", _REMEDY)
-    return store
 
 
-def _refilled(stream: TextStream, text: UInt8Array, filled: int, position: int, taken: int) -> tuple[UInt8Array, int, int, int]:
-    """(text, filled, bytes taken before it, bytes read): what is left of the text moved to its beginning, more read behind it."""
+def _refilled(stream: TextStream, text: UInt8Array, filled: int, position: int) -> tuple[UInt8Array, int, int]:
+    """(text, filled, bytes read): what is left of the text moved to its beginning, more read behind it."""
     left = filled - position
     if left > len(text) // 2:
         larger = np.empty(2 * len(text), np.uint8)
@@ -89,7 +132,7 @@ def _refilled(stream: TextStream, text: UInt8Array, filled: int, position: int, 
     else:
         text[:left] = text[position:filled].copy()
     read = stream.fill(memoryview(text)[left:])
-    return text, left + read, taken + position, read
+    return text, left + read, read
 
 
 def _refusal(name: str, text: UInt8Array, store: Store) -> InputError:
@@ -99,10 +142,9 @@ def _refusal(name: str, text: UInt8Array, store: Store) -> InputError:
     if op in (0x63, 0x69):
         lines = text[1:400].tobytes().split(b"\n")
         wanted = b".".join(lines[:2]).decode("utf-8", "replace")
-    elif op == 0x93 and store.count[s.C_DEPTH] >= 2:
+    elif op == 0x93:
         reading = Reading(store, 0)
-        top = int(store.count[s.C_DEPTH])
-        wanted = ".".join(reading.text(int(word)) for word in store.stack[top - 2 : top])
+        wanted = ".".join(filter(None, (reading.text(int(word)) for word in store.array(s.STACK_, s.DEPTH)[-2:])))
     if wanted:
         shown = "".join(c if c.isprintable() else "?" for c in wanted)[:120]
         return InputError(f"{name} was not opened: the pickle wants {shown}, which a memory snapshot never does", _REMEDY)
