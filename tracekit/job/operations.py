@@ -16,6 +16,7 @@ from tracekit import schema
 from tracekit.collectives import kinds
 from tracekit.job.activity import DeviceWork, Work
 from tracekit.job.device import HOST_BACKENDS, LABEL, host_ranges
+from tracekit.job.host_calls import Passed, host_calls, passed
 from tracekit.job.shapes import TensorShapes, tensor_shapes
 from tracekit.trace import correlate
 from tracekit.trace.events import BoolArray, Category, Int32Array, Int64Array, RankTables
@@ -53,6 +54,7 @@ def local_operations(
         return schema.LOCAL_OPERATIONS.empty(), work
     links = _links(tables, work.row[at], work.launch_row[at], work.start[at])
     shapes = tensor_shapes(tables, np.where(work.launch_row[at] < 0, work.row[at], -1))
+    arguments = passed(tables, np.where(work.launch_row[at] < 0, links.operator, -1))
     kind, implementation, evidence = _kinds(tables, work.row[at], links)
     called = np.full(len(at), NULL, np.int64)
     known = links.anchor >= 0
@@ -75,7 +77,7 @@ def local_operations(
             "context": texts(tables, _names(tables, links.context)),
             "operator": texts(tables, _names(tables, links.operator)),
             "kernel": texts(tables, work.name[at]),
-            **_metadata(tables, links, shapes, group_of),
+            **_metadata(tables, links, shapes, arguments, group_of),
         }
     )
     return schema.LOCAL_OPERATIONS.check(frame), work
@@ -144,33 +146,6 @@ def is_context(text: str) -> bool:
     return kinds.kind_of_annotation(text) is None and not text.startswith("ProfilerStep")
 
 
-def host_calls(tables: RankTables, rows: Int64Array, start: Int64Array, calls: Int64Array) -> Int64Array:
-    """The c10d operator that queued each piece of a host backend's work; -1 where it is not in the trace.
-
-    A backend serves its queue in order, so the n-th piece of one size belongs to the n-th call of that size that had been made by
-    then: with c[j] the calls made before piece j began, the piece takes call a[j] where a[j+1] = min(a[j] + 1, c[j]).
-    """
-    result = np.full(len(rows), -1, np.int64)
-    calls = _coded_rows(tables, calls, lambda text: not text.startswith("_c10d_functional"))
-    # Under a dispatch mode a call stands twice in the trace, the inner one inside the outer: the inner one is what the backend got.
-    outer = correlate.enclosing(tables, calls, calls)
-    calls = calls[~np.isin(calls, outer[outer >= 0])]
-    size_of_call = tensor_shapes(tables, calls).elements
-    size_of_piece = tensor_shapes(tables, rows).elements
-    for size in np.unique(size_of_piece):
-        pieces = np.flatnonzero(size_of_piece == size)
-        pieces = pieces[np.argsort(start[pieces], kind="stable")]
-        queued = calls[size_of_call == size]
-        queued = queued[np.argsort(tables.ts[queued], kind="stable")]
-        made = np.searchsorted(tables.ts[queued], start[pieces], side="right")
-        place = np.arange(len(pieces))
-        after = np.minimum(np.minimum.accumulate(made - place) + place, place + 1)  # a[j+1], written out over all earlier pieces
-        before = np.concatenate([[0], after[:-1]])
-        served = before < made
-        result[pieces[served]] = queued[before[served]]
-    return result
-
-
 def _kinds(tables: RankTables, rows: Int64Array, links: Links) -> tuple[pd.Categorical, pd.Categorical, pd.Categorical]:
     side = tables.side["communication"]
     column = side.columns["Collective name"]
@@ -215,7 +190,7 @@ def _implementation(text: str) -> str:
     return text.partition(":")[0] if text.startswith(HOST_BACKENDS) else "unknown"
 
 
-def _metadata(tables: RankTables, links: Links, shapes: TensorShapes, group_of: Int32Array) -> dict[str, object]:
+def _metadata(tables: RankTables, links: Links, shapes: TensorShapes, arguments: Passed, group_of: Int32Array) -> dict[str, object]:
     side = tables.side["communication"]
 
     def number(name: str) -> Int64Array:
@@ -247,9 +222,9 @@ def _metadata(tables: RankTables, links: Links, shapes: TensorShapes, group_of: 
         "seq": number("Seq"),
         "dtype": _filled(dtype, shapes.dtype),
         "in_elements": np.where(recorded, ingoing, shapes.elements),
-        "out_elements": outgoing,  # an operator's outputs are not recorded
-        "in_split": lookup(tables, code("In split size"), _split),
-        "out_split": lookup(tables, code("Out split size"), _split),
+        "out_elements": np.where(recorded, outgoing, arguments.out_elements),
+        "in_split": _filled(lookup(tables, code("In split size"), _split), arguments.in_split),
+        "out_split": _filled(lookup(tables, code("Out split size"), _split), arguments.out_split),
         "source_rank": number("Src Rank"),
         "destination_rank": number("Dst Rank"),
         "tensors": shapes.tensors,

@@ -62,6 +62,20 @@ def _read(dims: str, types: str) -> tuple[int, str, int]:
     return NULL, "", 1
 
 
+def argument_elements(dims: str) -> list[int]:
+    """Elements of the first and the second argument of an operator, from its ``Input Dims``; NULL for one that shows no tensor."""
+    try:
+        arguments = msgspec.json.decode(dims) if dims else []
+    except msgspec.DecodeError:
+        return []
+    if not isinstance(arguments, list):
+        return []
+    sizes = [sum(_sizes(argument)) if _sizes(argument) else NULL for argument in arguments[:2]]
+    while sizes and sizes[-1] == NULL:
+        sizes.pop()
+    return sizes
+
+
 def _sizes(argument: Any) -> list[int]:
     """Elements of a tensor ``[2, 3]`` or of each tensor of a list ``[[2, 3], [4]]``; [] for a scalar, for nothing, or for nonsense."""
     if not isinstance(argument, list) or not argument:
