@@ -192,7 +192,7 @@ def test_keeping_everything_costs_memory_and_prefetch_does_too():
         moments = run(Arguments(version="2", layers="8x8,8x8,8x8,8x8", **arguments)).moments
         return max(moment.live_bytes(0) for moment in moments)
 
-    assert peak() < peak(prefetch="yes") < peak(reshard_after_forward="no")
+    assert peak(prefetch="no") < peak(prefetch="yes") < peak(reshard_after_forward="no")
 
 
 @settings(max_examples=25, deadline=None)
@@ -242,3 +242,14 @@ def test_every_check_holds_for_any_stack_and_world(widths, arguments):
 def test_arguments_that_make_no_sense_are_refused(arguments, problem):
     with pytest.raises(UsageError, match=problem):
         run(Arguments(**arguments))
+
+
+def test_every_element_is_followed_through_the_step():
+    frame = table(run(Arguments(example="tutorial")), "Every element through the step")
+    assert frame["element"].tolist()[:8] == ["W1[0, 0]", "W1[0, 1]", "W1[0, 2]", "W1[1, 0]", "W1[1, 1]", "W1[1, 2]", "b1[0]", "b1[1]"]
+    assert frame["FSDP1"].tolist() == [0] * 7 + [1] * 7
+    assert frame["FSDP2"].tolist() == [0, 0, 0, 1, 1, 1, 0, 1, 0, 0, 1, 1, 0, 1]
+    assert frame["mean"].to_numpy() == pytest.approx((frame["rank 0"] + frame["rank 1"]).to_numpy() / 2, rel=1e-12)
+    assert frame["mean"].to_numpy() == pytest.approx(frame["expected"].to_numpy(), rel=1e-12)
+    assert frame["updated"].to_numpy() == pytest.approx(frame["reference"].to_numpy(), rel=1e-12)
+    assert not (frame["rank 0"] == frame["rank 1"]).any()

@@ -1,59 +1,22 @@
-"""Tables and checks of the FSDP experiment: who keeps what, bytes at every moment, collectives of a step, counts against closed forms."""
+"""Tables of the FSDP experiment: who keeps what, every element through the step, bytes at every moment, collectives of a step."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from fractions import Fraction
+from itertools import islice
 from math import prod
 
+import numpy as np
+import numpy.typing as npt
+
 from tracekit.findings import Table
+from tracekit.simulate._fsdp_outcome import Outcome
 from tracekit.simulate._step_tables import collectives_table, live_table, peak_table, table
-from tracekit.simulate.experiment import Call, Check, Moment
 from tracekit.simulate.flat_parameter import intervals
-from tracekit.simulate.linear_model import LinearStack, Trained, largest_error
-from tracekit.simulate.model_units import Unit
-from tracekit.simulate.shard_layout import ShardLayout
 from tracekit.simulate.sharded_parameter import rows_of_rank
-from tracekit.simulate.sharded_units import Widths
-from tracekit.simulate.virtual import Network
 
-#: Sums in another order: some rounding errors of float64 at values about 1.
-GRADIENT_TOLERANCE = 1e-12
-#: Adam divides by sqrt(v) + 1e-8: where a gradient is about as small, its rounding error is magnified by up to 1e8 x the learning rate.
-PARAMETER_TOLERANCE = 1e-8
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What came out of one version. ``moments``, ``network`` are of the first step, ``results`` and ``reference`` of every step."""
-
-    version: str
-    model: LinearStack
-    units: Sequence[Unit]
-    layouts: Sequence[ShardLayout]
-    widths: Widths
-    kept: frozenset[str]
-    aligned: int
-    moments: Sequence[Moment]
-    network: Network
-    results: Sequence[Trained]
-    reference: Sequence[Trained]
-
-    @property
-    def name(self) -> str:
-        """As it is called in tables."""
-        return f"FSDP{self.version}"
-
-    @property
-    def world(self) -> int:
-        """Number of ranks."""
-        return self.layouts[0].world
-
-    @property
-    def calls(self) -> list[Call]:
-        """The collectives of rank 0 in the first step."""
-        return self.network.calls(0)
+#: Elements that are listed one by one; with more than these, or on more ranks, not in a terminal.
+MOST_ELEMENTS, MOST_PRINTED, MOST_PRINTED_RANKS = 256, 20, 8
 
 
 def tables(outcomes: Sequence[Outcome]) -> list[Table]:
@@ -62,6 +25,7 @@ def tables(outcomes: Sequence[Outcome]) -> list[Table]:
     return [
         _shards(outcomes),
         *layouts,
+        _elements(outcomes),
         peak_table({outcome.name: outcome.moments for outcome in outcomes}),
         *(live_table(outcome.name, outcome.moments, printed=True) for outcome in outcomes),
         collectives_table({outcome.name: outcome.calls for outcome in outcomes}, outcomes[0].world),
@@ -180,80 +144,44 @@ def _single_parameters(outcome: Outcome) -> Table:
     return table("FSDP2: each parameter by itself", rows, headings, note)
 
 
-def checks(outcome: Outcome) -> list[Check]:
-    """Counted figures of one version beside their closed forms, errors beside 0."""
-    return [*_communication(outcome), *_memory(outcome), *_numbers(outcome)]
-
-
-def _communication(outcome: Outcome) -> list[Check]:
-    name, world, network = outcome.name, outcome.world, outcome.network
-    again = [unit.name for unit in outcome.units if unit.name not in outcome.kept]
-    share = Fraction(world - 1, world)
-    moved = {layout.name: _padded(outcome, unit) for layout, unit in zip(outcome.layouts, outcome.units, strict=True)}
-    sent = share * sum(
-        size * (outcome.widths.gathered * (2 if unit in again else 1) + outcome.widths.reduced) for unit, size in moved.items()
-    )
-    collectives = 2 * len(outcome.units) + len(again)
-    formula = "F(W) * sum over units n (q + q + r); n with padding, one q where the unit stays gathered (arXiv:1910.02054, section 7.2.2)"
-    found = [
-        Check(f"{name}: bytes sent by rank {rank}", int(network.sent_bytes[rank]), sent, "bytes", formula)
-        for rank in ([0, world - 1] if world > 1 else [0])
+def _elements(outcomes: Sequence[Outcome]) -> Table:
+    """One row an element: who keeps it, its gradient on each rank, the mean that was used, and the updated value."""
+    first = outcomes[0]
+    owners = [(outcome.name, _owners(outcome)) for outcome in outcomes]
+    places = ((parameter.name, place) for parameter in first.model.parameters for place in np.ndindex(parameter.shape))
+    sharded, alone = first.results[0], first.reference[0]
+    rows = [
+        {
+            "element": f"{parameter}[{', '.join(map(str, place))}]",
+            **{name: int(owner[parameter][place]) for name, owner in owners},
+            **{f"rank {rank}": float(values[parameter][place]) for rank, values in enumerate(first.local)},
+            "mean": float(sharded.gradients[parameter][place]),
+            "expected": float(alone.gradients[parameter][place]),
+            "updated": float(sharded.parameters[parameter][place]),
+            "reference": float(alone.parameters[parameter][place]),
+        }
+        for parameter, place in islice(places, MOST_ELEMENTS)
     ]
-    found.append(Check(f"{name}: bytes sent by all ranks", int(network.sent_bytes.sum()), world * sent, "bytes", f"W times {formula}"))
-    found.append(Check(f"{name}: logical steps", network.steps, collectives * (world - 1), "steps", "(W - 1) a collective"))
-    if world > 1:
-        text = "units x (all-gather forward, all-gather backward if freed, reduce-scatter)"
-        found.append(Check(f"{name}: collectives of a step", len(outcome.calls), collectives, "calls", text))
-    return found
+    headings = {
+        "element": "Element",
+        **{name: f"{name}: kept by rank" for name, _ in owners},
+        **{f"rank {rank}": f"Gradient on rank {rank}" for rank in range(first.world)},
+        "mean": "Mean, reduce-scattered",
+        "expected": "Mean, one process",
+        "updated": "Value after Adam",
+        "reference": "Value, one process",
+    }
+    note = f"Numbers of {first.name} in the first step" + (f"; the first {MOST_ELEMENTS} elements." if len(rows) == MOST_ELEMENTS else ".")
+    few = len(rows) <= MOST_PRINTED and first.world <= MOST_PRINTED_RANKS
+    return table("Every element through the step", rows, headings, note, printed=few)
 
 
-def _padded(outcome: Outcome, unit: Unit) -> int:
-    """Elements of one unit as its collectives move them, from shapes alone."""
-    world = outcome.world
-    parameters = unit.parameters(outcome.model)
-    if outcome.version == "2":
-        return sum(world * -(-p.shape[0] // world) * prod(p.shape[1:]) for p in parameters)
-    length = 0
-    for parameter in parameters:
-        if outcome.aligned:
-            length = -(-length // outcome.aligned) * outcome.aligned
-        length += parameter.elements
-    return -(-length // world) * world
-
-
-def _memory(outcome: Outcome) -> list[Check]:
-    name, width = outcome.name, outcome.widths.stored
-    start = outcome.moments[0]
-    held = [[c.bytes for cells in start.holds for c in cells if c.kind == kind] for kind in ("parameter", "padding", "optimizer_state")]
-    elements = sum(parameter.elements for parameter in outcome.model.parameters)
-    padded = sum(_padded(outcome, unit) for unit in outcome.units)
-    state_padding = padded - elements if outcome.version == "1" and not outcome.aligned else 0
-    pieces = sum(p.elements for layout in outcome.layouts for rank in layout.pieces for p in rank if p.parameter is not None)
-    return [
-        Check(f"{name}: elements in all shards", pieces, elements, "elements", "every element of the parameters on exactly one rank"),
-        Check(f"{name}: parameters on all ranks", sum(held[0]), elements * width, "bytes", "N x bytes an element"),
-        Check(
-            f"{name}: padding on all ranks",
-            sum(held[1]),
-            (padded - elements + 2 * state_padding) * width,
-            "bytes",
-            "FSDP1: to a multiple of W (and of 16 bytes); FSDP2: W ceil(d0/W) rest - N",
-        ),
-        Check(f"{name}: Adam state on all ranks", sum(held[2]), 2 * elements * width, "bytes", "two moments, N x bytes each"),
-    ]
-
-
-def _numbers(outcome: Outcome) -> list[Check]:
-    names = ("gradients", "parameters", "first", "second")
-    titles = ("mean gradient", "parameters", "first Adam moment", "second Adam moment")
-    limits = (GRADIENT_TOLERANCE, PARAMETER_TOLERANCE, GRADIENT_TOLERANCE, GRADIENT_TOLERANCE)
-    steps = len(outcome.results)
-    found = []
-    for attribute, title, limit in zip(names, titles, limits, strict=True):
-        error = max(
-            largest_error(getattr(result, attribute), getattr(expected, attribute))
-            for result, expected in zip(outcome.results, outcome.reference, strict=True)
-        )
-        text = f"largest difference from one process on the whole batch, over {steps} step{'s' if steps > 1 else ''}"
-        found.append(Check(f"{outcome.name}: error of the {title}", error, 0.0, "", text, limit))
-    return found
+def _owners(outcome: Outcome) -> dict[str, npt.NDArray[np.int64]]:
+    """The rank that keeps each element, in the shapes of the parameters."""
+    found = {parameter.name: np.full(parameter.elements, -1) for parameter in outcome.model.parameters}
+    for layout in outcome.layouts:
+        for rank, pieces in enumerate(layout.pieces):
+            for piece in pieces:
+                if piece.parameter is not None:
+                    found[piece.parameter][piece.begin : piece.end] = rank
+    return {parameter.name: found[parameter.name].reshape(parameter.shape) for parameter in outcome.model.parameters}

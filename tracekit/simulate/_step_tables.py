@@ -52,7 +52,7 @@ def _of_kinds(kinds: Sequence[str]) -> dict[str, str]:
 
 
 def collectives_table(calls: Mapping[str, Sequence[Call]], world: int) -> Table:
-    """One row a collective of rank 0, in order. ``calls`` by the variant's name."""
+    """One row a collective of rank 0, in order. ``calls`` by the variant's name; those of a single one are printed as calls already."""
     found = [(name, number, call) for name, made in calls.items() for number, call in enumerate(made, 1)]
     full = np.array([call.full_bytes for _, _, call in found], np.int64)
     sent = sent_bytes(pd.Series([call.kind for _, _, call in found], dtype="str"), full, np.full(len(found), world))
@@ -79,4 +79,4 @@ def collectives_table(calls: Mapping[str, Sequence[Call]], world: int) -> Table:
         "full_bytes": "Full tensor, with padding [B]",
         "sent_bytes": "Most sent by a rank [B]",
     }
-    return table("Collectives of a step", rows, headings)
+    return table("Collectives of a step", rows, headings, printed=len(calls) > 1)

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from tracekit.errors import UsageError
-from tracekit.simulate._fsdp_tables import Outcome, checks, tables
+from tracekit.simulate._fsdp_checks import checks
+from tracekit.simulate._fsdp_outcome import Outcome
+from tracekit.simulate._fsdp_tables import tables
 from tracekit.simulate.adam import Adam
 from tracekit.simulate.experiment import Experiment, Moment
 from tracekit.simulate.flat_parameter import ALIGNMENT_BYTES, flat_layout
 from tracekit.simulate.holdings import peak
-from tracekit.simulate.linear_model import LinearStack, batches, layers_from_text, train_in_one_process
+from tracekit.simulate.linear_model import LinearStack, Trained, Values, batches, layers_from_text, train_in_one_process
 from tracekit.simulate.model_units import WAYS, units_of
 from tracekit.simulate.sharded_parameter import sharded_layout
 from tracekit.simulate.sharded_training import Rules, ShardedTraining
@@ -63,9 +65,10 @@ class Arguments:
                   "choices": ("default", "yes", "no")},
     )  # fmt: skip
     prefetch: str = field(
-        default="no",
-        metadata={"help": "Gather the unit that follows in backward before the present one computes.", "choices": ("yes", "no")},
-    )
+        default="yes",
+        metadata={"help": "Gather the unit that follows in backward before the present one computes, as torch does.",
+                  "choices": ("yes", "no")},
+    )  # fmt: skip
     batch: int = field(default=2, metadata={"help": "Samples of each rank."})
     steps: int = field(default=1, metadata={"help": "Training steps; the picture shows the first."})
     seed: int = field(default=0, metadata={"help": "Seed of parameters and samples."})
@@ -154,15 +157,16 @@ def _train(arguments: Arguments, model: LinearStack, version: str) -> Outcome:
     training = ShardedTraining(model, units, layouts, widths, Rules(kept, arguments.prefetch == "yes"), adam)
     training.start(model.initial(arguments.seed))
     moments: Sequence[Moment] = ()
-    results = []
+    results: list[Trained] = []
+    local: list[Values] = []
     for number, batch in enumerate(data, 1):
         training.step(batch, number)
         results.append(training.result())
         training.finish()
         if number == 1:
-            moments, network = tuple(training.holdings.moments), training.network
+            moments, network, local = tuple(training.holdings.moments), training.network, training.local
         training.holdings.moments.clear()
-    return Outcome(version, model, units, layouts, widths, kept, aligned, moments, network, results, reference)
+    return Outcome(version, model, units, layouts, widths, kept, aligned, moments, network, local, results, reference)
 
 
 def _named(outcome: Outcome, several: bool) -> list[Moment]:

@@ -59,14 +59,16 @@ class Holdings:
 
 
 def cells_of(pieces: Iterable[Piece], kind: str, element_bytes: int, prefix: str = "") -> tuple[Cell, ...]:
-    """One cell a piece, padding in its own kind. ``prefix`` comes before the label (``grad ``, ``exp_avg ``)."""
+    """One cell a piece, padding in its own kind. ``prefix`` comes before the label (``grad ``, ``exp_avg ``).
+
+    The detail is the interval of the parameter's elements, then the offset in the array: ``[4, 6) at 10``; of padding its length.
+    """
     return tuple(
         Cell(
             f"{prefix}{piece.label}",
             "padding" if piece.parameter is None else kind,
             piece.elements * element_bytes,
-            f"offset {piece.offset}, {piece.elements} elements"
-            + ("" if piece.parameter is None else f": [{piece.begin}, {piece.end}) of {piece.parameter}"),
+            f"{piece.elements} at {piece.offset}" if piece.parameter is None else f"[{piece.begin}, {piece.end}) at {piece.offset}",
         )
         for piece in pieces
     )

@@ -32,7 +32,10 @@ class Rules:
 
 
 class ShardedTraining:
-    """A model of which every rank keeps shards. ``layouts[i]`` belongs to ``units[i]``; the moments are in ``holdings``."""
+    """A model of which every rank keeps shards. ``layouts[i]`` belongs to ``units[i]``; the moments are in ``holdings``.
+
+    ``local[rank]`` are the full gradients of the rank's own samples in the latest step, before any reduction.
+    """
 
     def __init__(
         self, model: LinearStack, units: Sequence[Unit], layouts: Sequence[ShardLayout], widths: Widths, rules: Rules, adam: Adam
@@ -40,6 +43,7 @@ class ShardedTraining:
         self.model, self.units, self.rules, self.adam = model, list(units), rules, adam
         self.holdings = Holdings(layouts[0].world)
         self.shards = ShardedUnits(layouts, widths, self.holdings)
+        self.local: list[Values] = []
         self._compute = LayerCompute(model, self.holdings, widths.gathered)
         self._unit_of = {layer: unit for unit in units for layer in unit.layers}
 
@@ -54,12 +58,14 @@ class ShardedTraining:
         self.holdings.record(
             "after init",
             "Each rank keeps its shard of every unit, and the two Adam moments of it (torch allocates them in the first update; here they "
-            "are there from the start, so that the bytes are those of any later step).",
+            "are there from the start, so that the bytes are those of any later step). In brackets which elements of the parameter, row by "
+            "row; after them the offset in the shard.",
         )
 
     def step(self, batch: Batch, number: int) -> None:
         """One step on the global ``batch``, an equal part a rank; ``number`` counts from 1. Counting starts anew."""
         self.shards.network = Network(self.holdings.world)
+        self.local = [{} for _ in range(self.holdings.world)]
         self._compute.load([batch.part(rank, self.holdings.world) for rank in range(self.holdings.world)])
         self.holdings.record("batch", "Each rank takes its own part of the batch.")
         self._forward()
@@ -108,6 +114,7 @@ class ShardedTraining:
 
     def _backward_layer(self, layer: int, unit: Unit) -> None:
         for rank, gradients in enumerate(self._compute.backward(layer, self._values(unit))):
+            self.local[rank] |= gradients
             self.shards.put_gradients(unit.name, rank, gradients)
         self.holdings.record(
             f"backward: layer {layer + 1}", f"Full gradients of layer {layer + 1}, on each rank of its own samples: every rank has others."

@@ -87,7 +87,8 @@ class ShardedUnits:
             text = "The shards of all ranks arrive in one buffer, rank by rank."
             self.holdings.record_sent(f"{phase}: all-gather of {unit}", text, self.network, before)
         for rank in range(self.world):
-            self._put(rank, f"gathered {unit}", layout.arrange(_floats(packed[rank])), layout.gathered, "gathered_parameter", width)
+            stored = layout.arrange(_floats(packed[rank]))
+            self._put(rank, f"gathered {unit}", stored, layout.gathered, "gathered_parameter", width, "full ")
         if layout.flat:
             text = "The shards of all ranks end to end are the unsharded flat parameter; the parameters are views into it."
             self.holdings.record_sent(f"{phase}: all-gather of {unit}", text, self.network, before)

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from tracekit.errors import UsageError
-from tracekit.simulate._zero_tables import Outcome, checks, tables
+from tracekit.simulate._zero_checks import checks
+from tracekit.simulate._zero_outcome import Outcome
+from tracekit.simulate._zero_tables import tables
 from tracekit.simulate.adam import Adam
 from tracekit.simulate.experiment import Experiment, Moment
 from tracekit.simulate.flat_parameter import flat_layout

@@ -19,7 +19,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Strategy:
-    """What a strategy shards, and how its gradients are reduced."""
+    """What a strategy shards, and how its gradients are reduced.
+
+    ``state_formula``: bytes of parameters, gradients and optimizer state a rank; ``sent_formula``: bytes a rank sends in a step.
+    """
 
     key: str
     name: str
@@ -27,14 +30,16 @@ class Strategy:
     owned_gradients: bool
     owned_optimizer: bool
     all_reduce: bool
+    state_formula: str
+    sent_formula: str
 
 
 STRATEGIES = (
-    Strategy("ddp", "DDP", False, False, False, True),
-    Strategy("zero1_naive", "ZeRO-1 naive", False, False, True, True),
-    Strategy("zero1", "ZeRO-1", False, False, True, False),
-    Strategy("zero2", "ZeRO-2", False, True, True, False),
-    Strategy("zero3", "ZeRO-3", True, True, True, False),
+    Strategy("ddp", "DDP", False, False, False, True, "N (P + G + O)", "2 F N G"),
+    Strategy("zero1_naive", "ZeRO-1 naive", False, False, True, True, "N (P + G + O/W)", "2 F N G + F N P"),
+    Strategy("zero1", "ZeRO-1", False, False, True, False, "N (P + G + O/W)", "F N G + F N P"),
+    Strategy("zero2", "ZeRO-2", False, True, True, False, "N (P + (G + O)/W)", "m F N G + F N P"),
+    Strategy("zero3", "ZeRO-3", True, True, True, False, "N (P + G + O)/W", "m (2 F N P + F N G)"),
 )
 
 

@@ -60,7 +60,11 @@ class ZeroTraining:
     def start(self, values: Values) -> None:
         """Every rank keeps what the strategy leaves it of ``values``."""
         self.shards.start(values)
-        self.holdings.record("between steps, before", "What each rank holds when a step begins.")
+        self.holdings.record(
+            "between steps, before",
+            "What each rank holds when a step begins. In brackets which elements of the parameter, row by row; after them the offset in "
+            "the flat vector or the rank's part of it.",
+        )
 
     def step(self, batch: Batch, number: int, micro_batches: int) -> None:
         """One step on the global ``batch``: an equal part a rank, in equal micro-batches. ``number`` counts from 1; traffic from 0."""

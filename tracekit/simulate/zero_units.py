@@ -53,7 +53,7 @@ class ZeroUnits:
         layout, before = self.layouts[unit], len(self.network.messages)
         packed = self._all_gather(f"parameter {unit}", "parameter_gather", phase)
         for rank in range(self.world):
-            self._put(rank, f"gathered {unit}", packed[rank], layout.gathered, "gathered_parameter", self.recipe.parameter)
+            self._put(rank, f"gathered {unit}", packed[rank], layout.gathered, "gathered_parameter", self.recipe.parameter, "full ")
         self.holdings.record_sent(f"{when}: all-gather of {unit}", "The owners' parts are joined before use.", self.network, before)
 
     def put_gradients(self, rank: int, gradients: Mapping[str, Array]) -> None:
