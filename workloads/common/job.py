@@ -107,4 +107,5 @@ class Training:
     step: Callable[[Tensor, Tensor, Any], Tensor | None] | None = None
     autocast: bool = True
     scaler: Any = None
+    finish: Callable[[], None] | None = None  # after the last step, outside of the recording
     describe: dict[str, Any] = field(default_factory=dict)

@@ -3,6 +3,7 @@
 A workload is a module with
     MESH      axis -> size, outermost first: what it runs on by default,
     Options   a frozen dataclass of its own options (may be missing),
+    DEFAULTS  field of Settings -> value, where the usual default makes no sense for it (may be missing),
     build     (Job, Options) -> Training,
     expected  (Job, Options) -> list[Expected]: the collectives of one rank and step as formulas of its sizes,
     reference (Job) -> parameters after one step on one process (may be missing: the plain transformer's).
@@ -14,7 +15,7 @@ import dataclasses
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
@@ -29,7 +30,7 @@ from tracekit.manifest import Batch, Precision
 from tracekit.recorder.record import record
 from workloads.common import launch, reference
 from workloads.common.job import Job, Training
-from workloads.common.settings import Settings, mesh_sizes, parse
+from workloads.common.settings import Settings, defaults, mesh_sizes, parse
 from workloads.common.transformer import Shape, loss_of
 
 #: Largest difference of a parameter from the reference after one step, in units of the learning rate.
@@ -120,6 +121,8 @@ def train(workload: ModuleType, job: Job, options: Any) -> None:
             if number == 0 and settings.verify:
                 recorder.note(verify(workload, job, training))
             recorder.step()
+    if training.finish is not None:
+        training.finish()
 
 
 def step(job: Job, training: Training, ids_BT: Tensor, targets_BT: Tensor, recorder: Any) -> Tensor:
@@ -196,7 +199,7 @@ def _recorder(job: Job, options: Any, training: Training, name: str, workload: M
         saved_tensors=settings.saved_tensors,
         strategy=name,
         options=shown,
-        command=f"tracekit record {name} {launch.shown(sys_arguments(settings, options))}".strip(),
+        command=f"tracekit record {name} {launch.shown(sys_arguments(settings, options, defaults(workload)))}".strip(),
         batch=batch_sizes(job),
         **{
             "model_shape": {**job.shape.describe(), "parameters": job.shape.elements()},
@@ -220,13 +223,13 @@ def precision_of(settings: Settings) -> Precision:
     return Precision(parameters="float32", compute=compute, reduce="float32", gradients="float32", loss_scaling=scaled)
 
 
-def sys_arguments(settings: Settings, options: Any) -> list[str]:
-    """The options that differ from their defaults, as one would type them."""
+def sys_arguments(settings: Settings, options: Any, changed: Mapping[str, Any]) -> list[str]:
+    """The options that differ from their defaults (``changed``: those of the workload), as one would type them."""
     words = []
-    for values in (settings, options):
+    for values, own in ((settings, changed), (options, {})):
         for item in dataclasses.fields(values):
             value = getattr(values, item.name)
-            if value != item.default and item.name != "output":
+            if value != own.get(item.name, item.default) and item.name != "output":
                 flag = item.name.replace("_", "-")
                 words += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
     return words

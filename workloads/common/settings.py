@@ -65,6 +65,11 @@ class Settings:
         return self.wait + self.warmup + self.active
 
 
+def defaults(workload: ModuleType) -> dict[str, Any]:
+    """Defaults of ``Settings`` that a workload has changed: its ``DEFAULTS``, field -> value (may be missing)."""
+    return dict(getattr(workload, "DEFAULTS", {}))
+
+
 def options_type(workload: ModuleType) -> type:
     """The dataclass of a workload's own options; an empty one where it has none."""
     return getattr(workload, "Options", dataclasses.make_dataclass("Options", []))
@@ -80,21 +85,22 @@ def parser(workload: ModuleType) -> argparse.ArgumentParser:
         exit_on_error=False,
         allow_abbrev=False,
     )
-    _add(text.add_argument_group("options of this workload"), options_type(workload))
-    _add(text.add_argument_group("options of all workloads"), Settings)
+    _add(text.add_argument_group("options of this workload"), options_type(workload), {})
+    _add(text.add_argument_group("options of all workloads"), Settings, defaults(workload))
     return text
 
 
-def _add(group: argparse._ArgumentGroup, kind: type) -> None:
+def _add(group: argparse._ArgumentGroup, kind: type, changed: Mapping[str, Any]) -> None:
     hints = typing.get_type_hints(kind)
     for item in dataclasses.fields(kind):
         names = [f"--{item.name.replace('_', '-')}"] + (["-o"] if item.name == "output" else [])
-        shown = f"{item.metadata.get('help', '')} (default: {item.default!r})"
+        default = changed.get(item.name, item.default)
+        shown = f"{item.metadata.get('help', '')} (default: {default!r})"
         if hints[item.name] is bool:
-            group.add_argument(*names, action=argparse.BooleanOptionalAction, default=item.default, dest=item.name, help=shown)
+            group.add_argument(*names, action=argparse.BooleanOptionalAction, default=default, dest=item.name, help=shown)
         else:
             choices = item.metadata.get("choices")
-            group.add_argument(*names, type=hints[item.name], default=item.default, dest=item.name, choices=choices, help=shown)
+            group.add_argument(*names, type=hints[item.name], default=default, dest=item.name, choices=choices, help=shown)
 
 
 def parse(workload: ModuleType, arguments: Sequence[str]) -> tuple[Settings, Any]:
