@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tracekit.recorder import private
 from tracekit.recorder.owners import OwnerLog
-from tracekit.recorder.units import plain_name, unit_modules
+from tracekit.recorder.units import holder, plain_name, unit_modules
 
 Guarded = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -128,7 +128,7 @@ class Hooks:
         """Register every tensor of optimizer state under its parameter's name."""
         names = {parameter: plain_name(name) for model in models for name, parameter in model.named_parameters()}
         for optimizer in optimizers:
-            for parameter, state in optimizer.state.items():
+            for parameter, state in holder(optimizer).state.items():
                 for key, value in state.items() if isinstance(state, dict) else ():
                     if isinstance(value, torch.Tensor):
                         self._owners.own(value, "optimizer_state", f"{names.get(parameter, '')}.{key}".strip("."))

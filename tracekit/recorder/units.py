@@ -174,8 +174,15 @@ def parameters(models: Sequence[nn.Module], found: Sequence[Unit]) -> list[Param
     return result
 
 
+def holder(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer that holds this rank's state: ZeroRedundancyOptimizer wraps one that knows only the parameters updated here."""
+    inner = getattr(optimizer, "optim", None)
+    return inner if isinstance(inner, torch.optim.Optimizer) else optimizer
+
+
 def optimizer_of(optimizers: Sequence[torch.optim.Optimizer]) -> Optimizer | None:
     """Kind and state of the optimizers together; None where there are none. Only plain numbers of the options are kept."""
+    optimizers = [holder(optimizer) for optimizer in optimizers]
     if not optimizers:
         return None
     elements = size = count = 0
