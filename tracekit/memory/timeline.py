@@ -98,13 +98,12 @@ def device_name(device_type: int, index: int) -> str:
     return name if device_type == _HOST or index in (NULL, -1) else f"{name}:{index}"
 
 
-def replay(log: Log, counters: Counters, older: Blocks | None = None) -> Timeline:
-    """The timeline of a profiler's log. ``older``: blocks known from elsewhere that the log does not show (see ``blocks.standing``)."""
-    blocks = pair(log)
-    notes = _lost_note(blocks)
+def replay(log: Log, counters: Counters, blocks: Blocks | None = None) -> Timeline:
+    """The timeline of a profiler's log. ``blocks``: those of the log and what else is known to have been there; by default ``pair(log)``."""
+    given = blocks is not None
+    blocks = pair(log) if blocks is None else blocks
+    notes = _lost_note(blocks.where(blocks.lost & (blocks.birth_row >= 0)))
     lost = _cumulated(log, blocks.death[blocks.lost], blocks.bytes[blocks.lost])
-    if older is not None and len(older):
-        blocks = blocks.joined(older)
     live = live_bytes(blocks, len(log))
     known = len(log) > 0 and not (counters.allocated == NULL).any()
     if known:
@@ -120,7 +119,7 @@ def replay(log: Log, counters: Counters, older: Blocks | None = None) -> Timelin
         reserved = np.concatenate([counters.reserved[:1], counters.reserved])
     timeline = Timeline(log, blocks, live + unexplained, unexplained, reserved, np.full_like(reserved, NULL), not known, recorded, notes)
     highest = int(timeline.allocated.max())
-    if known and not len(older or ()) and highest != recorded:
+    if known and not given and highest != recorded:
         difference = f"{format_bytes(abs(highest - recorded))} {'more' if highest > recorded else 'less'}"
         return replace(timeline, notes=[*notes, f"the peak of the blocks is {difference} than the highest Total Allocated"])
     return timeline
@@ -150,4 +149,4 @@ def _lost_note(blocks: Blocks) -> list[str]:
     if not count:
         return []
     frees = "free is" if count == 1 else "frees are"
-    return [f"{count} {frees} not in the trace ({format_bytes(amount)}): the blocks end where their address is allocated again"]
+    return [f"{count} {frees} not in the trace ({format_bytes(amount)}): these blocks end where something else shows that they are gone"]

@@ -1,0 +1,80 @@
+"""The owner of every live byte at every moment: registrations where there are any, rules for the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tracekit.manifest import Owners
+from tracekit.memory import moments, registered, rules
+from tracekit.memory.blocks import Blocks, Log, pair
+from tracekit.memory.moments import Hint, Moments, Setting
+from tracekit.memory.pieces import Changes, Pieces, Words, cut
+from tracekit.memory.timeline import Counters, Timeline, replay
+from tracekit.trace.events import Category, Int64Array, RankTables
+from tracekit.trace.steps import Phases, Steps
+from tracekit.units import NULL
+
+
+@dataclass(frozen=True)
+class Attributed:
+    """A timeline and who owns what on it. ``words`` are the strings behind the codes of ``pieces``; ``told``: a manifest said so."""
+
+    timeline: Timeline
+    pieces: Pieces
+    words: list[str]
+    told: bool
+
+
+def no_changes() -> Changes:
+    """Nothing was told."""
+    none, code = np.empty(0, np.int64), np.empty(0, np.int32)
+    return Changes(none, none, np.empty(0, np.int8), code, code)
+
+
+def attribute_trace(
+    tables: RankTables, log: Log, counters: Counters, phases: Phases, steps: Steps, owners: Owners | None, invent: bool = True
+) -> Attributed:
+    """Timeline and owners of one device of a trace. ``invent``: registrations that meet no block are of this device."""
+    words = Words()
+    seen = moments.of_events(tables, log.row, phases, steps, words)
+    blocks = _ended_by_backend(tables, log, pair(log), seen) if counters.of_host else pair(log)
+    changes = no_changes()
+    if owners is not None and owners.time_ns:
+        blocks, changes = registered.claim(log, blocks, registered.registrations(owners, words), invent)
+    timeline = replay(log, counters, blocks)
+    setting = Setting(phases, steps, int(log.time[-1]) if len(log) else 0)
+    owner = rules.categorize(blocks, seen.at(_shown(blocks.birth, log)), seen.at(_shown(blocks.death, log)), setting)
+    return Attributed(timeline, cut(blocks, owner, changes), words.texts, len(changes) > 0)
+
+
+def _shown(position: Int64Array, log: Log) -> Int64Array:
+    """The position where the log shows it, else -1."""
+    return np.where((position >= 0) & (position < len(log)), position, -1)
+
+
+def _ended_by_backend(tables: RankTables, log: Log, blocks: Blocks, seen: Moments) -> Blocks:
+    """Buffers of a host backend that seem to outlive their step: its own thread freed them, unseen, when it had done its work."""
+    rows = tables.rows(Category.USER_ANNOTATION, Category.OPERATOR)
+    rows = rows[tables.each_text(tables.name[rows], lambda text: text.startswith(("gloo:", "mpi:", "ucc:")))]
+    if not len(rows) or not len(blocks):
+        return blocks
+    birth = np.clip(blocks.birth, 0, None)
+    outlives = (blocks.death >= len(log)) | blocks.lost
+    suspects = np.flatnonzero((blocks.birth >= 0) & outlives & (seen.hint[birth] == Hint.COMMUNICATION))
+    start, end = tables.ts[rows], tables.ts[rows] + np.maximum(tables.dur[rows], 0)
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], end[order]
+    at = np.searchsorted(start, log.time[birth[suspects]], side="left")
+    served = at < len(start)
+    suspects, at = suspects[served], at[served]
+    ends = np.maximum(np.searchsorted(log.time, end[at], side="right") - 1, blocks.birth[suspects] + 1)
+    sooner = ends < blocks.death[suspects]
+    death, lost = blocks.death.copy(), blocks.lost.copy()
+    death[suspects[sooner]] = ends[sooner]
+    lost[suspects[sooner]] = True
+    return replace(blocks, death=death, lost=lost, death_row=np.where(lost, -1, blocks.death_row))
+
+
+__all__ = ["NULL", "Attributed", "attribute_trace", "no_changes"]

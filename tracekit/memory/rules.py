@@ -1,0 +1,134 @@
+"""Owners without a manifest: by what a block was born in, what it died in, and how long it lived. What no rule explains stays unattributed.
+
+    born before the recording                                            before recording
+    born inside a collective or an all-gather's buffers                  communication buffers
+    born where a sharded unit is gathered                                gathered parameters
+    born in a unit's backward and given back where it is reduced         unsharded gradients
+    born in a reduce-scatter: kept / not kept                            gradients / communication buffers
+    born in DDP's forward and kept, or kept and given back there         communication buffers (buckets)
+    born in the optimizer's step: kept behind it / not                   optimizer state / temporaries
+    born in backward: kept behind it / not                               gradients / temporaries
+    born in forward: still needed behind it / not                        activations / temporaries
+    born before the first forward and never freed                        parameters
+    born between steps, freed in or behind the forward that follows      inputs
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracekit.memory.blocks import Blocks
+from tracekit.memory.moments import BACKWARD, FORWARD, OPTIMIZER, Hint, Moments, Setting
+from tracekit.memory.pieces import (
+    ACTIVATIONS,
+    BUFFERS,
+    GATHERED,
+    GRADIENTS,
+    INPUTS,
+    OLDER,
+    OPTIMIZER_STATE,
+    PARAMETERS,
+    TEMPORARIES,
+    UNKNOWN,
+    UNSHARDED,
+    Owner,
+)
+from tracekit.trace.events import BoolArray, Int64Array
+
+
+@dataclass(frozen=True)
+class _Lives:
+    """Blocks with birth and death, and what of that the rules ask for."""
+
+    birth: Moments
+    death: Moments
+    alive: BoolArray  # never freed in the log
+    older: BoolArray
+    leaves: BoolArray  # lives on behind the stretch of the phase it was born in
+    unsure: BoolArray  # alive, and the stretch it was born in is where the log ends
+    next_forward: Int64Array  # start of the first forward behind its birth; the far future where there is none
+
+
+def categorize(blocks: Blocks, birth: Moments, death: Moments, setting: Setting) -> Owner:
+    """Owner of each block; ``birth`` and ``death`` have one entry a block."""
+    lives = _lives(blocks, birth, death, setting)
+    category = np.full(len(blocks), UNKNOWN, np.int8)
+    open_ = np.ones(len(blocks), np.bool_)
+
+    def give(chosen: BoolArray, code: int) -> None:
+        category[chosen & open_] = code
+        open_[chosen] = False
+
+    give(lives.older, OLDER)
+    give(~birth.known, UNKNOWN)
+    _by_ranges(lives, give)
+    _by_phase(lives, give)
+    _outside_phases(lives, setting, give)
+    return Owner(category, birth.name, np.where(birth.unit > 0, birth.unit, np.where(death.known, death.unit, 0)).astype(np.int32))
+
+
+def _lives(blocks: Blocks, birth: Moments, death: Moments, setting: Setting) -> _Lives:
+    alive = ~death.known & ~blocks.lost
+    phases = setting.phases
+    ends = phases.end[np.maximum(birth.interval, 0)] if len(phases.start) else np.zeros(len(blocks), np.int64)
+    inside = birth.interval >= 0
+    unsure = alive & inside & (ends >= setting.end)
+    forward = phases.start[phases.kind == FORWARD]
+    at = np.searchsorted(forward, birth.time, side="right")
+    far = np.iinfo(np.int64).max
+    following = np.where(at < len(forward), forward[np.minimum(at, len(forward) - 1)], far) if len(forward) else np.full(len(blocks), far)
+    return _Lives(
+        birth,
+        death,
+        alive,
+        blocks.born_before,
+        inside & ~unsure & (alive | (death.known & (death.time >= ends))),
+        unsure,
+        np.asarray(following, np.int64),
+    )
+
+
+def _by_ranges(lives: _Lives, give) -> None:  # type: ignore[no-untyped-def]
+    hint, gone = lives.birth.hint, lives.death.hint
+    kept = lives.leaves & ~lives.unsure
+    give(hint == Hint.COMMUNICATION, BUFFERS)
+    give(hint == Hint.GATHER, GATHERED)
+    give(hint == Hint.ACCUMULATE, UNSHARDED)
+    give((hint == Hint.REDUCE) & kept, GRADIENTS)
+    give((hint == Hint.REDUCE) & ~lives.unsure, BUFFERS)
+    give(hint == Hint.LOADING, INPUTS)
+    long_kept = lives.alive & (lives.next_forward != np.iinfo(np.int64).max)
+    give((hint == Hint.DDP) & (lives.birth.unit == 0) & (long_kept | (gone == Hint.DDP)) & kept, BUFFERS)
+    give((gone == Hint.DDP) & (lives.birth.phase == 0) & (lives.death.interval != lives.birth.interval), BUFFERS)
+
+
+def _by_phase(lives: _Lives, give) -> None:  # type: ignore[no-untyped-def]
+    phase, hint, gone = lives.birth.phase, lives.birth.hint, lives.death.hint
+    give(lives.unsure & (phase != FORWARD), UNKNOWN)
+    optimizer = (phase == OPTIMIZER) | (hint == Hint.OPTIMIZER)
+    give(optimizer & lives.leaves, OPTIMIZER_STATE)
+    give(optimizer, TEMPORARIES)
+    backward = phase == BACKWARD
+    give(backward & ((gone == Hint.REDUCE) | (gone == Hint.ACCUMULATE)), UNSHARDED)
+    give(backward & lives.leaves, GRADIENTS)
+    give(backward, TEMPORARIES)
+    forward = phase == FORWARD
+    stays = lives.alive & (lives.next_forward != np.iinfo(np.int64).max)
+    give(forward & stays, UNKNOWN)
+    give(forward & (lives.leaves | lives.unsure), ACTIVATIONS)
+    give(forward, TEMPORARIES)
+
+
+def _outside_phases(lives: _Lives, setting: Setting, give) -> None:  # type: ignore[no-untyped-def]
+    phases = setting.phases
+    forward = phases.start[phases.kind == FORWARD]
+    if not len(forward):
+        return
+    first = lives.birth.time < forward[0]
+    outlives = lives.alive | (lives.death.time >= lives.next_forward)
+    give(first & lives.alive, PARAMETERS)
+    give(lives.alive, UNKNOWN)
+    give(outlives & (lives.next_forward != np.iinfo(np.int64).max), INPUTS)
+    give(~outlives, TEMPORARIES)
