@@ -214,8 +214,16 @@ def _gantt(chart: Gantt, key: str) -> dict[str, Any]:
         "legend": [(kind.replace("_", " "), role[kind]) for kind in kinds],
         "ticks": [f"{end * quarter / 4:.4g}" for quarter in range(5)],
         "unit": chart.unit,
+        "least": _least_width(chart, end),
         "left_out": max(0, len(chart.bars) - MOST_BARS),
     }
+
+
+def _least_width(chart: Gantt, end: float) -> int:
+    """Width of the chart [rem] in which every label fits its bar, within reason."""
+    spans = [(len(bar.label), float(bar.end) - float(bar.start)) for bar in chart.bars]
+    wanted = max((end * (0.46 * letters + 0.3) / length for letters, length in spans if length > 0), default=0.0)
+    return round(min(max(wanted, 40.0), 160.0))
 
 
 _BAR_ROLES = {"forward": "compute", "backward": "c1", "backward_input": "c1", "backward_weight": "c5", "weight": "c5", "idle": "idle"}
