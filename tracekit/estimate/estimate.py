@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tracekit.errors import UsageError
 from tracekit.estimate import flops
@@ -123,19 +124,32 @@ def check(shape: ModelShape, plan: Plan) -> None:
         raise UsageError(f"tp={mesh.tp} does not divide {shape.sequence // mesh.cp} tokens", "choose another tp")
 
 
-def local_parameters(shape: ModelShape, plan: Plan, stage: int, whole: Sequence[Parameter] | None = None) -> list[Parameter]:
-    """Parameters of a rank of a stage before data-parallel sharding; ``whole``: ``shape.parameters`` if already there."""
+def local_parameters(shape: ModelShape, plan: Plan, stage: int) -> tuple[Parameter, ...]:
+    """Parameters of a rank of a stage before data-parallel sharding."""
     mesh = plan.mesh
-    everything = parameters(shape, plan.recipe.parameter, plan.wrap) if whole is None else whole
-    held = stage_parameters(everything, shape.layers, mesh.pp, plan.virtual_stages, stage, shape.tied_embeddings)
-    return tensor_parallel(expert_parallel(held, mesh.ep), mesh.tp, mesh.etp)
+    return _local(
+        shape, plan.recipe.parameter, plan.wrap, mesh.pp, plan.virtual_stages if mesh.pp > 1 else 1, stage, mesh.tp, mesh.ep, mesh.etp
+    )
+
+
+@lru_cache(maxsize=512)
+def _whole(shape: ModelShape, element_bytes: int, wrap: str) -> tuple[Parameter, ...]:
+    return tuple(parameters(shape, element_bytes, wrap))
+
+
+@lru_cache(maxsize=512)
+def _local(
+    shape: ModelShape, element_bytes: int, wrap: str, p: int, v: int, stage: int, tp: int, ep: int, etp: int
+) -> tuple[Parameter, ...]:
+    held = stage_parameters(_whole(shape, element_bytes, wrap), shape.layers, p, v, stage, shape.tied_embeddings)
+    return tuple(tensor_parallel(expert_parallel(held, ep), tp, etp))
 
 
 def estimate(shape: ModelShape, plan: Plan, device: Hardware, how: Assumptions = Assumptions()) -> Estimate:  # noqa: B008 - frozen
     """Memory, communication and time of ``shape`` trained as ``plan`` says. UsageError where the mesh cannot divide the model."""
     check(shape, plan)
-    whole = parameters(shape, plan.recipe.parameter, plan.wrap)
-    roles = tuple(_role(shape, plan, device, how, name, stages, whole) for name, stages in distinct_stages(shape, plan))
+    whole = _whole(shape, plan.recipe.parameter, plan.wrap)
+    roles = tuple(_role(shape, plan, device, how, name, stages) for name, stages in distinct_stages(shape, plan))
     tokens = plan.global_batch * shape.sequence
     model = flops.step_flops(shape, whole, tokens, plan.batch.causal)
     again = flops.recomputed_flops(shape, whole, tokens, plan.batch.causal, plan.batch.recompute)
@@ -155,11 +169,9 @@ def distinct_stages(shape: ModelShape, plan: Plan) -> list[tuple[str, tuple[int,
     return [("first", (0,)), *middle, ("last", (p - 1,))]
 
 
-def _role(
-    shape: ModelShape, plan: Plan, device: Hardware, how: Assumptions, name: str, stages: tuple[int, ...], whole: Sequence[Parameter]
-) -> Role:
+def _role(shape: ModelShape, plan: Plan, device: Hardware, how: Assumptions, name: str, stages: tuple[int, ...]) -> Role:
     stage = stages[0]
-    held = local_parameters(shape, plan, stage, whole)
+    held = local_parameters(shape, plan, stage)
     memory = rank_memory(held, chunk_activations(shape, plan, stage), plan, stage)
     layers = [layer for chunk in stage_chunks(shape.layers, plan.mesh.pp, plan.virtual_stages, stage) for layer in chunk]
     traffic = merged([*data_parallel(held, plan), *model_parallel(shape, plan, layers, stage, held)])
@@ -199,6 +211,19 @@ def _stage_flops(shape: ModelShape, plan: Plan, held: Sequence[Parameter], layer
     attention = layers * flops.attention_flops_a_token(shape, batch.causal) / mesh.tp
     again = {"none": 0.0, "selective": attention, "full": 2 * inside + attention}[batch.recompute]
     return tokens * (2 * (inside + outside) + attention), tokens * again
+
+
+def estimate_parameters(
+    held: Sequence[Parameter], plan: Plan, device: Hardware, activations: Sequence[Activations] = (), shard_rank: int = 0
+) -> Role:
+    """Memory and data-parallel communication of a rank that holds ``held``: any model, recorded or built on the meta device.
+
+    Without ``activations`` there are none in the figures. Times hold communication only, as FLOP are not known.
+    """
+    memory = rank_memory(held, activations or [Activations({})], plan, 0, shard_rank)
+    traffic = data_parallel(held, plan)
+    time = stage_time(traffic, plan, device, Assumptions(overlap=0.0), 0.0, 0.0, memory.state.total)
+    return Role("only", (0,), elements_of(held), memory, tuple(traffic), time)
 
 
 def _notes(shape: ModelShape, plan: Plan, device: Hardware) -> list[str]:

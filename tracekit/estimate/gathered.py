@@ -127,7 +127,7 @@ class Fsdp2(Sharding):
     def _resident(self, i: int) -> int:
         """Gathered bytes that stay while place i is used: the root's, and those of earlier places that were not freed after forward."""
         root = self.root.whole if self.root is not None and not self.plan.strategy.root_reshards else 0
-        return root + sum(self._left(place) for place in self.places[:i])
+        return root + (sum(self._left(place) for place in self.places[:i]) if self.plan.strategy.reshard_after_forward is not True else 0)
 
     def _left(self, place: UnitBytes) -> int:
         """What is left of a place between its forward and backward."""

@@ -94,6 +94,7 @@ class _Walk:
         self.early = _early_root_elements(parameters)
         self.sharding = _sharding(self)
         self.waiting = self._waiting(stage)
+        self.lost = rounding(self.state.tensors) if plan.device == "cuda" else 0
 
     def _waiting(self, stage: int) -> int:
         """Activations of the micro-batches (chunks) in flight beside the one that is being worked on [bytes]."""
@@ -107,10 +108,7 @@ class _Walk:
         moments = tuple(self.moments())
         peak = max(moments, key=lambda moment: moment.total)
         held = reserved_bytes(self.state.tensors) if self.plan.device == "cuda" else sum(self.state.tensors)
-        return RankMemory(moments, self.state, max(peak.total, held + peak.total - sum(self.state.tensors) - self._lost()))
-
-    def _lost(self) -> int:
-        return rounding(self.state.tensors) if self.plan.device == "cuda" else 0
+        return RankMemory(moments, self.state, max(peak.total, held + peak.total - sum(self.state.tensors) - self.lost))
 
     def moments(self) -> Iterator[Moment]:
         """Forward and backward of the last micro-batch, then the optimizer."""
@@ -148,7 +146,7 @@ class _Walk:
             "logits": logits,
             "inputs": 0 if last else self.now.inputs,
             "temporaries": temporaries + (0 if last else self._casts(held)),
-            "allocator_rounding": self._lost(),
+            "allocator_rounding": self.lost,
         }
         return Moment(phase, unit, t.what, sizes)
 
