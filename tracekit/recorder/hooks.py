@@ -49,7 +49,8 @@ class Hooks:
         def before(module: nn.Module, args: Any) -> None:
             if inputs:
                 for tensor in tensors_in(args):
-                    self._owners.own(tensor, "inputs", "batch")
+                    if not tensor.requires_grad:  # else it came from another pipeline stage
+                        self._owners.own(tensor, "inputs", "batch")
             opened = torch.profiler.record_function(label(module))
             opened.__enter__()
             open_ranges.append(opened)
@@ -68,20 +69,36 @@ class Hooks:
 
     def pipeline(self) -> None:
         """Ranges ``PP:0F3`` (stage, action, micro-batch) around the work of pipeline stages, where torch itself writes none."""
-        stage = private.pipeline_stage_type()
+        stage, torchs = private.pipeline_stage_type(), _Torchs()
+        self._undo.append(private.replaced(private.pipeline_schedules(), "_get_profiler_function_name", torchs.remember))
         for name, action in (("forward_one_chunk", "F"), ("backward_one_chunk", "B"), ("backward_weight_one_chunk", "W")):
-            self._undo.append(private.replaced(stage, name, self._around_chunk(action)))
+            self._undo.append(private.replaced(stage, name, self._around_chunk(action, torchs)))
 
-    def _around_chunk(self, action: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def _around_chunk(self, action: str, torchs: _Torchs) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        own = self._guarded(self._own_messages)
+
         def around(original: Callable[..., Any]) -> Callable[..., Any]:
-            def call(stage: Any, chunk: int, *args: Any, **kwargs: Any) -> Any:
-                what = "I" if action == "B" and kwargs.get("full_backward") is False else action
-                with torch.profiler.record_function(f"PP:{getattr(stage, 'stage_index', '')}{what}{chunk}"):
-                    return original(stage, chunk, *args, **kwargs)
+            def call(stage: Any, *args: Any, **kwargs: Any) -> Any:
+                chunk, full = private.pipeline_chunk(action, args, kwargs)
+                if chunk is not None:
+                    own(stage, action, chunk)
+                what = "I" if action == "B" and not full else action
+                name = f"PP:{getattr(stage, 'stage_index', '')}{what}{chunk}"
+                if torchs.opened(name):
+                    return original(stage, *args, **kwargs)
+                with torch.profiler.record_function(name):
+                    return original(stage, *args, **kwargs)
 
             return call
 
         return around
+
+    def _own_messages(self, stage: Any, action: str, chunk: int) -> None:
+        """What a stage received for this micro-batch lies in buffers that it keeps from step to step."""
+        kind = {"F": "hidden states", "B": "gradients"}.get(action)
+        if kind is not None:
+            for tensor in private.pipeline_messages(stage, action == "F", chunk):
+                self._owners.own(tensor, "communication_buffers", f"{kind} {chunk}", f"stage {getattr(stage, 'stage_index', '')}")
 
     # Memory ----------------------------------------------------------------------------------------------------------
 
@@ -240,6 +257,28 @@ class Hooks:
             return tensor.detach() if tensor.requires_grad else tensor  # a saved output would hold itself
 
         return torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+
+
+class _Torchs:
+    """The range that torch's own runner of schedules opened last: for most schedules it writes them itself, for GPipe and 1F1B it does not."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def remember(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Around torch's function that names the range of an action just before it is opened."""
+
+        def call(*args: Any) -> Any:
+            name = original(*args)
+            self._last = str(name)
+            return name
+
+        return call
+
+    def opened(self, name: str) -> bool:
+        """Whether torch has just opened a range of this name. Asked once a range."""
+        last, self._last = self._last, ""
+        return last == name
 
 
 def instant(text: str) -> None:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from tracekit.manifest import Axis, Group
+from tracekit.mesh.mesh import WORLD
 from tracekit.recorder import private
 
 
@@ -42,28 +43,31 @@ def groups_of_rank(mesh: DeviceMesh | Mapping[str, int] | None) -> list[Group]:
 
 
 def axis_of(ranks: list[int], axes: list[Axis], rank: int) -> str:
-    """The axis, or the axes joined by ``_`` outermost first, along which ``ranks`` are all ranks through ``rank``; '' for none.
+    """The axis, or the axes joined by ``_`` outermost first, along which ``ranks`` lie; '' where they lie along none.
 
-    Axes of size 1 have no say: a group of one rank belongs to none by its members alone.
+    ``ranks`` are all ranks through ``rank`` along these axes, or a part of those along one (a group inside of an axis, as FSDP2 makes for
+    ``reshard_after_forward=2``). The group of all ranks of several axes is ``world``. Axes of size 1 have no say: a group of one rank belongs to none by its members alone.
     """
     if len(ranks) < 2 or math.prod(axis.size for axis in axes) != dist.get_world_size():
         return ""
-    moving = []
-    stride = 1
-    lowest, span = min(ranks), set(ranks)
+    places = {member: _place(member, axes) for member in ranks}
+    own = _place(rank, axes)
+    moving = [i for i, axis in enumerate(axes) if axis.size > 1 and len({place[i] for place in places.values()}) > 1]
+    whole = math.prod(axes[i].size for i in moving)
+    along = all(place[i] == own[i] for place in places.values() for i in range(len(axes)) if i not in moving)
+    if not along or (len(ranks) != whole and len(moving) > 1):
+        return ""
+    if len(ranks) == dist.get_world_size() and len(moving) > 1:
+        return WORLD
+    return "_".join(axes[i].name for i in moving)
+
+
+def _place(rank: int, axes: list[Axis]) -> tuple[int, ...]:
+    place = []
     for axis in reversed(axes):
-        along = {lowest + i * stride for i in range(axis.size)}
-        if axis.size > 1 and along <= span:
-            moving.append(axis)
-        stride *= axis.size
-    expected = {rank}
-    stride = 1
-    for axis in reversed(axes):
-        if axis in moving:
-            place = rank // stride % axis.size
-            expected = {base + (i - place) * stride for base in expected for i in range(axis.size)}
-        stride *= axis.size
-    return "_".join(axis.name for axis in reversed(moving)) if expected == span else ""
+        rank, at = divmod(rank, axis.size)
+        place.append(at)
+    return tuple(reversed(place))
 
 
 def _made_by_mesh(mesh: DeviceMesh | Mapping[str, int] | None) -> dict[str, str]:

@@ -218,6 +218,28 @@ def pipeline_stage_type() -> Any:
     return _lookup("torch.distributed.pipelining.stage", "_PipelineStageBase")
 
 
+def pipeline_schedules() -> Any:
+    """The module with the schedules, in which the range of an action gets its name."""
+    return _lookup("torch.distributed.pipelining.schedules")
+
+
+def pipeline_chunk(action: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int | None, bool]:
+    """(micro-batch, whether backward is whole) from the arguments of a stage's ``..._one_chunk``; None where it has no number.
+
+    Behind the number ``backward_one_chunk`` has (loss, full_backward, last_backward).
+    """
+    given = args[0] if args else kwargs.get("fwd_chunk_id" if action == "F" else "bwd_chunk_id")
+    full = args[2] if len(args) > 2 else kwargs.get("full_backward", True)
+    return (given if isinstance(given, int) else None), bool(full)
+
+
+def pipeline_messages(stage: Any, forward: bool, chunk: int) -> list[torch.Tensor]:
+    """What a stage receives for one micro-batch: hidden states, or gradients; [] where it receives nothing."""
+    entries = getattr(stage, "args_recv_info" if forward else "grad_recv_info", {}).get(chunk, ())
+    buffers = [getattr(entry, "buffer", None) for entry in entries]
+    return [local(buffer) for buffer in buffers if isinstance(buffer, torch.Tensor)]
+
+
 @contextlib.contextmanager
 def cuda_history(path: str) -> Iterator[None]:
     """Record the allocator's history while the block runs and leave its snapshot at ``path``."""

@@ -1,0 +1,96 @@
+"""Tensor and sequence parallelism of the transformer's blocks by DTensor, and the collectives that this makes."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from tracekit.errors import UsageError
+from tracekit.manifest import Expected
+from workloads.common.job import Job
+from workloads.common.transformer import Transformer
+
+
+def check(job: Job) -> None:
+    """UsageError where the sizes of the model do not divide among the ranks of axis tp."""
+    ranks, shape = job.size("tp"), job.shape
+    for name, size in (("heads", shape.heads), ("kv-heads", shape.kv_heads), ("ffn", shape.ffn)):
+        if size % ranks:
+            raise UsageError(f"--{name} {size} does not divide among tp={ranks} ranks", f"make --{name} a multiple of {ranks}")
+
+
+def check_sequence(job: Job) -> None:
+    """UsageError where the tokens of this rank do not divide among the ranks of axis tp."""
+    tokens = job.shape.sequence // job.size("cp")
+    if tokens % job.size("tp"):
+        raise UsageError(f"{tokens} tokens do not divide among tp={job.size('tp')} ranks", "change --sequence")
+
+
+def tensor_parallel(model: Transformer, mesh: DeviceMesh) -> None:
+    """Split every block over ``mesh`` as Megatron does: q, k, v and up by columns, o and down by rows; the rest is replicated.
+
+    Inputs are made DTensors once in front of attention and of the MLP, so that their gradients are summed over ranks once and not once a
+    linear layer.
+    """
+    for block in model.layers.values():
+        plan = {
+            "attention": PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),)),
+            "attention.q": ColwiseParallel(),
+            "attention.k": ColwiseParallel(),
+            "attention.v": ColwiseParallel(),
+            "attention.o": RowwiseParallel(),
+            "mlp": PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),)),
+            "mlp.up": ColwiseParallel(),
+            "mlp.down": RowwiseParallel(),
+        }
+        parallelize_module(block, mesh, plan)
+
+
+def sequence_parallel(model: Transformer, mesh: DeviceMesh) -> None:
+    """The same, and between attention and MLP every rank holds only its share of the tokens: all-reduce becomes reduce-scatter + all-gather.
+
+    The embedding's output is cut, the head's input gathered; norms work on their share, so their gradients are summed at the end.
+    """
+    sequence = Shard(1)
+    if model.embedding is not None:
+        parallelize_module(model, mesh, {"embedding": _output_sharded()})
+    for block in model.layers.values():
+        plan = {
+            "attention_norm": SequenceParallel(),
+            "attention": PrepareModuleInput(input_layouts=(sequence,), desired_input_layouts=(Replicate(),)),
+            "attention.q": ColwiseParallel(),
+            "attention.k": ColwiseParallel(),
+            "attention.v": ColwiseParallel(),
+            "attention.o": RowwiseParallel(output_layouts=sequence),
+            "mlp_norm": SequenceParallel(),
+            "mlp": PrepareModuleInput(input_layouts=(sequence,), desired_input_layouts=(Replicate(),)),
+            "mlp.up": ColwiseParallel(),
+            "mlp.down": RowwiseParallel(output_layouts=sequence),
+        }
+        parallelize_module(block, mesh, plan)
+    if model.norm is not None:
+        parallelize_module(model, mesh, {"norm": SequenceParallel(), "head": PrepareModuleInput(input_layouts=(sequence,), desired_input_layouts=(Replicate(),))})
+
+
+def _output_sharded():
+    from torch.distributed.tensor.parallel import PrepareModuleOutput
+
+    return PrepareModuleOutput(output_layouts=(Replicate(),), desired_output_layouts=(Shard(1),), use_local_output=True)
+
+
+def expected_tensor_parallel(job: Job, layers: list[int], tokens: int) -> list[Expected]:
+    """All-reduces over tp for so many layers and tokens a step: two in forward, two in backward, each of tokens x hidden elements."""
+    if job.size("tp") == 1:
+        return []
+    width = 2 if job.settings.precision in ("bf16", "fp16") else 4
+    calls = 4 * len(layers) * job.settings.micro_batches
+    size = 4 * len(layers) * tokens * job.shape.hidden * width
+    return [Expected("all_reduce", "tp", "tensor_parallel", calls, size)]

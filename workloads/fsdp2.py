@@ -1,0 +1,87 @@
+"""FSDP2: parameters, gradients and optimizer state sharded over axis ``dp_shard``, parameter by parameter.
+
+    torchrun --nproc-per-node 2 -m workloads.fsdp2 -o traces/fsdp2
+
+``fully_shard`` goes bottom-up: every block is a unit, what is left (embedding, last norm, head) is the root's. Collectives a rank and step,
+L blocks, m rounds of gradient accumulation:
+    all-gather      m (2L + 1)   every unit in forward; blocks again in backward (the root stays gathered)
+                    m (L + 1)    with reshard_after_forward=false
+    reduce-scatter  L + 1        every unit in backward; only in the last round under accumulation without synchronisation
+An all-gather moves the unit's parameters, each padded to a multiple of the ranks along its first dimension; in bf16 under the
+mixed-precision policy. Gradients travel in ``reduce_dtype``.
+Numerics: after one step the gathered parameters equal the single-process reference within float rounding.
+Sources: ZeRO, arXiv:1910.02054; PyTorch FSDP, arXiv:2304.11277; torch.distributed.fsdp.fully_shard.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from tracekit.manifest import Expected
+from workloads.common import loop, sharding
+from workloads.common.job import Job, Training
+from workloads.common.reference import adam
+from workloads.common.settings import option
+from workloads.common.transformer import Transformer, initialize
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MESH = {"dp_shard": 2}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of FSDP2."""
+
+    reshard_after_forward: str = option("true", "true, false, or the number of ranks over which parameters stay sharded in between")
+    sync_every_round: bool = option(True, "under gradient accumulation, reduce gradients in every round; otherwise only in the last")
+    reduce_dtype: str = option("fp32", "element type in which gradients are reduced under bf16", ("fp32", "bf16"))
+    checkpoint: str = option("", "folder: save a sharded checkpoint after the last step, or resume from the one that is there")
+
+
+def build(job: Job, options: Options) -> Training:
+    """The sharded model."""
+    model = Transformer(job.shape)
+    initialize(model, job.settings.seed)
+    model.to(job.device)
+    reshard = sharding.reshard_of(options.reshard_after_forward, job.size("dp_shard"))
+    sharding.shard(model, job.mesh["dp_shard"], sharding.policy(job, options.reduce_dtype), reshard)
+    optimizer = adam(model.parameters(), job.settings.learning_rate)
+    if options.checkpoint:
+        sharding.resume(model, optimizer, options.checkpoint)
+
+    @contextmanager
+    def accumulating(last: bool) -> Iterator[None]:
+        model.set_requires_gradient_sync(last or options.sync_every_round)
+        model.set_is_last_backward(last)
+        yield
+
+    return Training(
+        models=[model],
+        optimizer=optimizer,
+        gathered=lambda: sharding.gathered(model),
+        accumulating=accumulating,
+        autocast=False,
+        scaler=loop.scaler(job),
+        finish=(lambda: sharding.save(model, optimizer, options.checkpoint)) if options.checkpoint else None,
+        describe={"precision": sharding.precision(job, options.reduce_dtype)},
+    )
+
+
+def expected(job: Job, options: Options) -> list[Expected]:
+    """Collectives of one rank and step."""
+    reshard = sharding.reshard_of(options.reshard_after_forward, job.size("dp_shard"))
+    with torch.device("meta"):
+        units = sharding.padded_elements(Transformer(job.shape), job.size("dp_shard"))
+    rounds = job.settings.micro_batches
+    reductions = rounds if options.sync_every_round else 1
+    return sharding.expected(job, units, reshard, options.reduce_dtype, rounds=rounds, reductions=reductions)
+
+
+if __name__ == "__main__":
+    loop.main(__name__)
