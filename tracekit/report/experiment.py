@@ -22,7 +22,7 @@ from tracekit.report import palette
 from tracekit.report.document import clean, encode, write_atomically
 from tracekit.report.html import named
 from tracekit.report.tables import table_data
-from tracekit.report.text import script_json
+from tracekit.report.text import script_json, visible
 from tracekit.simulate.experiment import CELL_KINDS, Bar, Check, Experiment, Gantt, Moment
 from tracekit.units import format_bytes
 
@@ -261,4 +261,5 @@ def _template() -> jinja2.Template:
         loader=jinja2.FileSystemLoader(_TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["named"] = named
+    environment.filters["visible"] = visible
     return environment.get_template("experiment.html")
