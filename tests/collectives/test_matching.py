@@ -144,6 +144,15 @@ def test_sends_meet_receives_in_order_whatever_their_numbers_say() -> None:
     assert matched.by == ["order", "order"]
 
 
+def test_a_send_counts_from_its_call_as_a_backend_opens_its_range_later() -> None:
+    """gloo hands the message over inside the call and opens its range behind it: the receive may be over by then."""
+    rows = [edge(0, "send", 6000, 9000, launch_ns=100_000), edge(1, "recv", 50, 400)]
+    frame, matched = run(*rows)
+    assert partition(frame, matched) == [[(0, 6_000_000), (1, 50_000)]]
+    rows[0]["launch_ns"] = 5_999_000  # called after the receive was over: not the same message
+    assert run(*rows)[1].match.tolist() == [-1, -1]
+
+
 def test_both_directions_and_other_pairs_are_kept_apart() -> None:
     of = groups((0, 1, 2))
     frame, matched = run(

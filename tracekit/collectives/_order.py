@@ -172,11 +172,12 @@ def drop_implausible(key: Int64Array, by_order: BoolArray, work: Work, hosts: Ma
 def _gap(work: Work, rows: Int64Array, match: Int64Array, hosts: Mapping[int, str]) -> Int64Array:
     """For each match how long after a member had left the one came that it had to wait for [ns]; negative where they overlap.
 
-    A receive cannot end before its send begins; a send may (its message waits in a buffer).
+    A receive cannot end before its send is called; a send may (its message waits in a buffer). A host backend's own range of a send does
+    not count: gloo opens it behind the call, when the message may have arrived.
     """
     shift = _host_offsets(work, rows, match, hosts)
-    start, end = work.start[rows] - shift, work.end[rows] - shift
     sends, receives = work.of_kind("send")[rows], work.of_kind("recv")[rows]
+    start, end = np.where(sends, work.order[rows], work.start[rows]) - shift, work.end[rows] - shift
     last_start = extremes(match, start, ~receives)[1]
     first_end = extremes(match, end, ~sends)[0]
     return last_start - first_end

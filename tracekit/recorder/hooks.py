@@ -260,7 +260,7 @@ class Hooks:
 
 
 class _Torchs:
-    """The range that torch's own runner of schedules opened last: for most schedules it writes them itself, for GPipe and 1F1B it does not."""
+    """The range that torch's own runner of schedules opened last: it writes them for most schedules, not for GPipe and 1F1B."""
 
     def __init__(self) -> None:
         self._last = ""

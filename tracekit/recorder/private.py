@@ -234,7 +234,10 @@ def pipeline_chunk(action: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def pipeline_messages(stage: Any, forward: bool, chunk: int) -> list[torch.Tensor]:
-    """What a stage receives for one micro-batch: hidden states, or gradients; [] where it receives nothing."""
+    """What a stage receives from another rank for one micro-batch: hidden states, or gradients; [] where it receives nothing."""
+    of_stage, own = getattr(stage, "stage_index_to_group_rank", {}), getattr(stage, "group_rank", None)
+    if of_stage.get(getattr(stage, "stage_index", 0) + (-1 if forward else 1)) == own:
+        return []  # handed over on this rank
     entries = getattr(stage, "args_recv_info" if forward else "grad_recv_info", {}).get(chunk, ())
     buffers = [getattr(entry, "buffer", None) for entry in entries]
     return [local(buffer) for buffer in buffers if isinstance(buffer, torch.Tensor)]

@@ -49,7 +49,7 @@ Parallelize = Callable[[Transformer, int], nn.Module]
 
 @dataclass(frozen=True)
 class Plan:
-    """Layers on stages, stages on ranks of axis ``pp``. ``ranks`` along the axis, ``virtual`` stages on each, m ``micro_batches`` a step."""
+    """Layers on stages, stages on ranks: ``ranks`` along axis ``pp``, ``virtual`` stages on each, ``micro_batches`` a step."""
 
     schedule: str
     ranks: int
@@ -95,7 +95,8 @@ def plan(job: Job, schedule: str, virtual: int = 1) -> Plan:
     ranks, pieces, layers = job.size(AXIS), job.settings.micro_batches, job.shape.layers
     stages = ranks * virtual
     if virtual < 1 or layers % stages:
-        raise UsageError(f"{layers} layers do not divide into {ranks} ranks x {virtual} stages", "change --layers, the mesh or the stages a rank")
+        problem = f"{layers} layers do not divide into {ranks} ranks x {virtual} stages"
+        raise UsageError(problem, "change --layers, the mesh or the stages a rank")
     if schedule in SINGLE and virtual != 1:
         raise UsageError(f"{schedule} has one stage a rank, not {virtual}", "take an interleaved schedule")
     if schedule == "1f1b" and pieces < stages:
@@ -112,7 +113,7 @@ def plan(job: Job, schedule: str, virtual: int = 1) -> Plan:
 
 
 class Stage(PipelineStage):
-    """A stage that knows the shapes of all it gets and gives. Nothing has to be voted on, which also lets one rank run alone on ``fake``."""
+    """A stage that knows the shapes of all it gets and gives: nothing to vote on, so one rank can also run alone on ``fake``."""
 
     def _warmup_forward_vote(self, has_backward: bool, received_acc: Tensor | None = None) -> Tensor:  # noqa: ARG002
         return torch.ones(1, dtype=torch.int32)
@@ -122,7 +123,7 @@ class Stage(PipelineStage):
 
 
 def stages(job: Job, plan: Plan, parallelize: Parallelize, tokens: int, dtype: torch.dtype) -> list[Stage]:
-    """This rank's stages, their parameters as everywhere. ``tokens`` a sample and ``dtype`` are those of the hidden states between stages."""
+    """This rank's stages, their parameters as everywhere. ``tokens`` a sample and ``dtype``: of the hidden states between stages."""
     samples = job.local_batch // plan.micro_batches
 
     def sample(width: int, kind: torch.dtype = dtype) -> Tensor:
