@@ -114,7 +114,7 @@ def run(arguments: Arguments) -> Experiment:
         verdict=f"{arguments.part} over {sizes.t} ranks: largest error {worst:.2g} in all parts; a rank sends {sent[MODES[0]]} bytes, "
         f"with sequence parallel {sent[MODES[1]]}.",
         tables=[_places_table(done, arguments.part), _sent_table(done, sizes), _errors_table(done)],
-        moments=chosen.ranks.holdings.moments,
+        moments=chosen.ranks.moments,
         checks=[check for one in done.values() for check in (*_error_checks(one), *_sent_checks(one, sizes))],
         calls=chosen.ranks.network.calls(0),
         notes=[

@@ -16,8 +16,8 @@ def linear_step(weight: Float, bias: Float, x: Float, dy: Float) -> tuple[Float,
 
 def run_column(ranks: Ranks, weight: Float, bias: Float, x: Float, dy: Float) -> tuple[Float, Float, Gradients]:
     """Columns cut: every rank needs all of x and makes its columns of y. Put together as ``linear_step``."""
-    inputs, gradients = ranks.share(x), np.split(dy, ranks.t, axis=-1)
-    weights, biases = np.split(weight, ranks.t, axis=1), np.split(bias, ranks.t)
+    inputs, gradients = ranks.share(x), np.split(dy, ranks.world, axis=-1)
+    weights, biases = np.split(weight, ranks.world, axis=1), np.split(bias, ranks.world)
     ranks.keep("W columns", weights, "parameter")
     ranks.keep("b", biases, "parameter")
     ranks.keep("x", inputs, "input")
@@ -34,7 +34,7 @@ def run_column(ranks: Ranks, weight: Float, bias: Float, x: Float, dy: Float) ->
     ranks.keep("partial sum of dx", partials, "partial_sum")
     ranks.picture("column: local backward", "dW and db are whole for the rank's columns; dx is a sum over ranks.")
     dxs = ranks.add(partials, "backward", "column: gradient of the column linear's input")
-    ranks.holdings.drop("partial sum of dx")
+    ranks.drop("partial sum of dx")
     ranks.keep("dx", dxs, "gradient")
     ranks.picture("column: dx", f"dx is {'reduce-scattered' if ranks.sequence_parallel else 'all-reduced'}.")
     found = {"weight": np.concatenate(dws, axis=1), "bias": np.concatenate(dbs)}
@@ -43,7 +43,7 @@ def run_column(ranks: Ranks, weight: Float, bias: Float, x: Float, dy: Float) ->
 
 def run_row(ranks: Ranks, weight: Float, bias: Float, x: Float, dy: Float) -> tuple[Float, Float, Gradients]:
     """Rows cut: every rank has its features of x and makes a partial sum of y. Put together as ``linear_step``."""
-    inputs, shares, weights = np.split(x, ranks.t, axis=-1), ranks.share(dy), np.split(weight, ranks.t)
+    inputs, shares, weights = np.split(x, ranks.world, axis=-1), ranks.share(dy), np.split(weight, ranks.world)
     ranks.keep("W rows", weights, "parameter")
     ranks.keep("b", [bias.copy() for _ in weights], "parameter")
     ranks.keep("x features", inputs, "input")
@@ -51,7 +51,7 @@ def run_row(ranks: Ranks, weight: Float, bias: Float, x: Float, dy: Float) -> tu
     ranks.keep("partial sum of y", partials, "partial_sum")
     ranks.picture("row: local forward", "Every rank has a partial sum of all of y.")
     ys = [share + bias for share in ranks.add(partials, "forward", "row: output of the row linear")]
-    ranks.holdings.drop("partial sum of y")
+    ranks.drop("partial sum of y")
     ranks.keep("y", ys)
     ranks.picture("row: sum over ranks", f"y is {'reduce-scattered' if ranks.sequence_parallel else 'all-reduced'}; then b is added once.")
     whole = ranks.gather(shares, "backward", "row: gradient of the row linear's output")

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tracekit.simulate.experiment import Cell
 from tracekit.simulate.functions import Float
-from tracekit.simulate.holdings import Holdings
+from tracekit.simulate.pictured import PicturedRanks
 from tracekit.simulate.tensor_parallel_layers import (
     Block,
     Gradients,
@@ -29,41 +28,21 @@ from tracekit.simulate.tensor_parallel_layers import (
     norm,
     norm_backward,
 )
-from tracekit.simulate.virtual import Network
 
 Indices = npt.NDArray[np.int64]
 
 
-class Ranks:
-    """``t`` ranks that compute together, with or without sequence parallel; counts what they send and pictures what they hold."""
+class Ranks(PicturedRanks):
+    """Tensor-parallel ranks, with or without sequence parallel."""
 
     def __init__(self, t: int, sequence_parallel: bool, element_bytes: int) -> None:
-        self.t = t
+        super().__init__(t, element_bytes)
         self.sequence_parallel = sequence_parallel
-        self.network = Network(t, element_bytes)
-        self.holdings = Holdings(t)
-        self._element_bytes = element_bytes
-        self._group = list(range(t))
         self._purpose = "sequence_parallel" if sequence_parallel else "tensor_parallel"
-        self._pictured = 0
-
-    def keep(self, name: str, arrays: Sequence[Float], kind: str = "activation") -> None:
-        """Every rank holds its array under ``name`` from now on."""
-        for rank, array in enumerate(arrays):
-            size = array.size * self._element_bytes
-            shape = " x ".join(str(length) for length in array.shape)
-            self.holdings.put(rank, name, array, [Cell(name, kind, size, shape)], self._element_bytes)
-
-    def picture(self, title: str, text: str) -> None:
-        """Record a moment with the messages since the last one."""
-        sent = self.network.messages[self._pictured :]
-        self._pictured = len(self.network.messages)
-        step = self.network.steps if sent else None
-        self.holdings.record(title, text, [message for _, message in sent], step)
 
     def share(self, whole: Float) -> list[Float]:
         """What each rank keeps of tokens outside the linears: a part of the sequence, or everything."""
-        return list(np.split(whole, self.t)) if self.sequence_parallel else [whole.copy() for _ in self._group]
+        return list(np.split(whole, self.world)) if self.sequence_parallel else [whole.copy() for _ in self.group]
 
     def whole(self, shares: Sequence[Float]) -> Float:
         """The inverse of ``share``, for the comparison afterwards; nothing is sent."""
@@ -73,12 +52,12 @@ class Ranks:
         """Whole tokens on every rank: an all-gather with sequence parallel, nothing without."""
         if not self.sequence_parallel:
             return list(shares)
-        found = self.network.all_gather(shares, self._group, axis="tp", purpose=self._purpose, phase=phase, label=label)
+        found = self.network.all_gather(shares, self.group, axis="tp", purpose=self._purpose, phase=phase, label=label)
         return [np.asarray(array, np.float64) for array in found]
 
     def add(self, partials: Sequence[Float], phase: str, label: str) -> list[Float]:
         """The sum over ranks: all-reduced, or reduce-scattered along the sequence with sequence parallel."""
-        network, group = self.network, self._group
+        network, group = self.network, self.group
         if self.sequence_parallel:
             found = network.reduce_scatter(partials, group, axis="tp", purpose=self._purpose, phase=phase, label=label)
         else:
@@ -91,7 +70,7 @@ class Ranks:
             return
         flat = [np.concatenate([mine[name] for name in names]) for mine in gradients]
         label = "gradients of norms and row biases"
-        summed = self.network.all_reduce(flat, self._group, axis="tp", purpose="tensor_parallel", phase="backward", label=label)
+        summed = self.network.all_reduce(flat, self.group, axis="tp", purpose="tensor_parallel", phase="backward", label=label)
         ends = np.cumsum([gradients[0][name].size for name in names])[:-1].tolist()
         for mine, buffer in zip(gradients, summed, strict=True):
             mine |= dict(zip(names, np.split(np.asarray(buffer, np.float64), ends), strict=True))
@@ -174,13 +153,13 @@ def forward_block(ranks: Ranks, sharded: ShardedBlock, inputs: Sequence[Float]) 
         middles.append(saved)
         outs.append(u)
         partials.append(u @ row)
-    ranks.holdings.drop(f"{name} gathered input")
+    ranks.drop(f"{name} gathered input")
     ranks.keep(f"{name} z", [saved.z for saved in middles])
     ranks.keep(f"{name} u", outs)
     ranks.keep(f"{name} partial sum", partials, "partial_sum")
     ranks.picture(f"{name}: local work", "Each rank runs its columns, its share in the middle and its rows: no communication.")
     sums = [share + block.row_bias for share in ranks.add(partials, "forward", f"{name}: output of the row linear")]
-    ranks.holdings.drop(f"{name} partial sum")
+    ranks.drop(f"{name} partial sum")
     ranks.keep(f"{name} output", sums)
     ranks.picture(f"{name}: sum over ranks", f"The partial sums are {'reduce-scattered' if ranks.sequence_parallel else 'all-reduced'}.")
     return sums, SavedBlock(inputs, middles, outs)
@@ -200,7 +179,7 @@ def backward_block(
         found.append({f"{name}.row": matmul_gradient(saved.outs[rank], dy), f"{name}.row_bias": bias_gradient(gradients[rank])})
     ranks.keep(f"{name} dz", dzs, "gradient")
     for used in ("z", "u", "output"):
-        ranks.holdings.drop(f"{name} {used}")
+        ranks.drop(f"{name} {used}")
     ranks.picture(f"{name}: backward of the row linear", "Gradients of the rows, and what goes back through the middle.")
     whole = ranks.gather(saved.inputs, "backward", f"{name}: input of the column linear, again")
     partials = []
@@ -208,12 +187,12 @@ def backward_block(
         found[rank] |= {f"{name}.column": matmul_gradient(x, dz), f"{name}.column_bias": bias_gradient(dz)}
         partials.append(dz @ sharded.local(rank)[0].T)
     for used in ("dz", "input"):
-        ranks.holdings.drop(f"{name} {used}")
+        ranks.drop(f"{name} {used}")
     ranks.keep(f"{name} partial sum of dx", partials, "partial_sum")
     for part in found[0]:
         ranks.keep(f"d {part}", [mine[part] for mine in found], "gradient")
     dxs = ranks.add(partials, "backward", f"{name}: gradient of the column linear's input")
-    ranks.holdings.drop(f"{name} partial sum of dx")
+    ranks.drop(f"{name} partial sum of dx")
     ranks.keep(f"{name} dx", dxs, "gradient")
     ranks.picture(f"{name}: backward of the column linear", "Gradients of the columns; dx is summed over ranks.")
     return dxs, found
@@ -221,7 +200,7 @@ def backward_block(
 
 def run_block(ranks: Ranks, block: Block, x: Float, dy: Float) -> tuple[Float, Float, Gradients]:
     """(y, dx, gradients), put together from all ranks' shards; the same as ``block_step`` but for rounding."""
-    sharded = shard_block(block, ranks.t)
+    sharded = shard_block(block, ranks.world)
     _keep_weights(ranks, sharded)
     ys, saved = forward_block(ranks, sharded, ranks.share(x))
     dxs, gradients = backward_block(ranks, sharded, saved, ranks.share(dy))
@@ -233,7 +212,7 @@ def run_layer(
     ranks: Ranks, attention: Block, mlp: Block, norms: tuple[Norm, Norm], x: Float, dy: Float
 ) -> tuple[Float, Float, Gradients]:
     """(y, dx, gradients) of a whole layer, put together; the same as ``layer_step`` but for rounding."""
-    first, second = shard_block(attention, ranks.t), shard_block(mlp, ranks.t)
+    first, second = shard_block(attention, ranks.world), shard_block(mlp, ranks.world)
     _keep_weights(ranks, first)
     _keep_weights(ranks, second)
     shares, dys = ranks.share(x), ranks.share(dy)
@@ -262,5 +241,5 @@ def run_layer(
 
 def _keep_weights(ranks: Ranks, sharded: ShardedBlock) -> None:
     for place, part in enumerate(("column", "column_bias", "row")):
-        ranks.keep(f"{sharded.block.name}.{part}", [sharded.local(rank)[place] for rank in range(ranks.t)], "parameter")
-    ranks.keep(f"{sharded.block.name}.row_bias", [sharded.block.row_bias.copy() for _ in range(ranks.t)], "parameter")
+        ranks.keep(f"{sharded.block.name}.{part}", [sharded.local(rank)[place] for rank in range(ranks.world)], "parameter")
+    ranks.keep(f"{sharded.block.name}.row_bias", [sharded.block.row_bias.copy() for _ in range(ranks.world)], "parameter")
