@@ -191,8 +191,8 @@ def _notes(arguments: Arguments) -> list[str]:
     notes = [
         "Everything is computed in float64, so that differences are errors of sharding alone; bytes are counted at "
         f"{arguments.stored_bytes} (stored), {arguments.gathered_bytes} (gathered) and {arguments.reduced_bytes} (reduced) an element.",
-        "Operations run one after the other here. On a device they overlap, and buffers of neighbouring units are alive together; "
-        "temporary tensors inside an operator are not counted, nor is the step counter of Adam.",
+        "Operations run one after the other, and buffers live as long as torch 2.13 keeps them. Not counted: temporary tensors inside an "
+        "operator, Adam's step counters, and what the names of a training loop keep alive (target, output, loss).",
     ]
     if arguments.version == "both":
         notes.append("With one --version alone, the collectives of a step are listed as a recording of it shows them.")

@@ -45,6 +45,12 @@ class Holdings:
             arrays.pop(name, None)
             cells.pop(name, None)
 
+    def rename(self, old: str, new: str) -> None:
+        """All ranks hold under ``new`` what they held under ``old``, in the place of an earlier one."""
+        for rank in range(self.world):
+            self._arrays[rank][new] = self._arrays[rank].pop(old)
+            self._cells[rank][new] = self._cells[rank].pop(old)
+
     def record(self, title: str, text: str, messages: Sequence[Message] = (), logical_step: int | None = None) -> Moment:
         """Keep a picture of the present."""
         holds = tuple(tuple(cell for held in cells.values() for cell in held) for cells in self._cells)

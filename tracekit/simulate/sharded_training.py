@@ -69,6 +69,7 @@ class ShardedTraining:
         self._compute.load([batch.part(rank, self.holdings.world) for rank in range(self.holdings.world)])
         self.holdings.record("batch", "Each rank takes its own part of the batch.")
         self._forward()
+        self.shards.end_forward()
         self._compute.loss()
         self.holdings.record("loss", "Each rank's loss is the mean over its own samples; its gradient starts backward.")
         self._backward()
@@ -107,10 +108,11 @@ class ShardedTraining:
             self.shards.gather(unit.name, "backward")
             following = [self._unit_of[before] for before in reversed(range(layer)) if self._unit_of[before] is not unit]
             if self.rules.prefetch and following:
-                self.shards.gather(following[0].name, "backward")
+                self.shards.fetch(following[0].name, "backward")
             self._backward_layer(layer, unit)
             if layer == unit.layers[0]:
                 self.shards.scatter(unit.name)
+        self.shards.end_backward()
 
     def _backward_layer(self, layer: int, unit: Unit) -> None:
         for rank, gradients in enumerate(self._compute.backward(layer, self._values(unit))):

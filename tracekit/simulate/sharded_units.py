@@ -5,7 +5,8 @@ elsewhere (``sharded_training``). The two layouts differ in their copies (torch.
 
     flat parameter      gathered in place; the parameters are views. Their gradients are joined to one flat gradient, which is the input of
                         the reduce-scatter unless it has to be padded or cast first
-    single parameters   gathered into a buffer, copied out into a storage for each parameter; gradients are copied into a padded buffer
+    single parameters   gathered into a buffer, copied out into a storage for each parameter; gradients are copied into a padded buffer.
+                        Each buffer stays until the next one of its sort is in use
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from tracekit.simulate.virtual import Network
 
 AXIS = "dp_shard"
 MOMENTS = ("exp_avg", "exp_avg_sq")
+#: Of single parameters, so that copies and collectives can overlap: the buffer of the unit that forward copied out last, and the input of
+#: the latest reduce-scatter.
+SPENT_BUFFER, SCATTER_INPUT = "spent buffer", "scatter input"
 
 
 @dataclass(frozen=True)
@@ -64,8 +68,14 @@ class ShardedUnits:
         return self.layouts[unit].views(self.holdings.get(rank, f"gathered {unit}"))
 
     def gather(self, unit: str, phase: str) -> None:
-        """All-gather the unit's parameters, unless they are there."""
-        if self.gathered(unit):
+        """Make the unit's full parameters available, unless they are: all-gather, and copy out where they are no views."""
+        self.fetch(unit, phase)
+        if not self.gathered(unit):
+            self._copy_out(unit, phase)
+
+    def fetch(self, unit: str, phase: str) -> None:
+        """All-gather the unit, unless it is there or under way. Single parameters wait in the buffer until ``gather``."""
+        if self.gathered(unit) or self.holdings.has(0, f"buffer {unit}"):
             return
         layout, width = self.layouts[unit], self.widths.gathered
         if layout.flat and width != self.widths.stored:
@@ -81,21 +91,37 @@ class ShardedUnits:
             label=unit,
             element_bytes=width,
         )
-        if not layout.flat:
-            for rank in range(self.world):
-                self._put(rank, f"buffer {unit}", _floats(packed[rank]), _everything(layout), "buffer", width)
-            text = "The shards of all ranks arrive in one buffer, rank by rank."
-            self.holdings.record_sent(f"{phase}: all-gather of {unit}", text, self.network, before)
         for rank in range(self.world):
-            stored = layout.arrange(_floats(packed[rank]))
-            self._put(rank, f"gathered {unit}", stored, layout.gathered, "gathered_parameter", width, "full ")
+            if layout.flat:
+                self._put(rank, f"gathered {unit}", _floats(packed[rank]), layout.gathered, "gathered_parameter", width, "full ")
+            else:
+                self._put(rank, f"buffer {unit}", _floats(packed[rank]), _everything(layout), "buffer", width, "buffer ")
+        text = "The shards of all ranks arrive in one buffer, rank by rank."
         if layout.flat:
             text = "The shards of all ranks end to end are the unsharded flat parameter; the parameters are views into it."
-            self.holdings.record_sent(f"{phase}: all-gather of {unit}", text, self.network, before)
-        else:
-            self.holdings.record(f"{phase}: {unit} copied out", "Each parameter has its own storage; after this the buffer is freed.")
-            self.holdings.drop(f"buffer {unit}")
+        self.holdings.record_sent(f"{phase}: all-gather of {unit}", text, self.network, before)
         self.holdings.drop(f"cast {unit}")
+
+    def _copy_out(self, unit: str, phase: str) -> None:
+        """Give each parameter its own storage. In forward the buffer outlives this, until the next unit has been copied out."""
+        layout = self.layouts[unit]
+        for rank, packed in enumerate(self._all(f"buffer {unit}")):
+            stored = layout.arrange(packed)
+            self._put(rank, f"gathered {unit}", stored, layout.gathered, "gathered_parameter", self.widths.gathered, "full ")
+        after = "is kept until the next unit is copied out, or to the end of forward" if phase == "forward" else "is freed after this"
+        self.holdings.record(f"{phase}: {unit} copied out", f"Each parameter gets its own storage; the buffer {after}.")
+        if phase == "forward":
+            self.holdings.rename(f"buffer {unit}", SPENT_BUFFER)
+        else:
+            self.holdings.drop(f"buffer {unit}")
+
+    def end_forward(self) -> None:
+        """The buffer of the last unit is freed."""
+        self.holdings.drop(SPENT_BUFFER)
+
+    def end_backward(self) -> None:
+        """The input of the last reduce-scatter is freed."""
+        self.holdings.drop(SCATTER_INPUT)
 
     def free(self, unit: str, phase: str) -> None:
         """Free the gathered parameters (reshard)."""
@@ -116,6 +142,7 @@ class ShardedUnits:
         if layout.flat:
             self._join_gradients(layout)
         self.free(unit, "backward")
+        self.holdings.drop(SCATTER_INPUT)
         name = self._lay_out_gradients(layout)
         before = len(self.network.messages)
         sums = self.network.reduce_scatter(
@@ -132,7 +159,9 @@ class ShardedUnits:
             self._put(rank, f"shard_grad {unit}", mean, layout.pieces[rank], "gradient", self.widths.reduced, "mean grad ")
         text = "Each rank gets its own piece, summed over all ranks and divided by their number."
         self.holdings.record_sent(f"backward: reduce-scatter of {unit}", text, self.network, before)
-        self.holdings.drop(name)
+        if layout.flat:
+            self.holdings.drop(name)
+            self.holdings.drop(f"flat {unit}")
         for rank, mean in enumerate(self._all(f"shard_grad {unit}")):
             self._put(rank, f"shard_grad {unit}", mean, layout.pieces[rank], "gradient", self.widths.stored, "mean grad ")
 
@@ -179,18 +208,17 @@ class ShardedUnits:
         flat = f"flat {layout.name}"
         if layout.flat and self.widths.reduced == self.widths.gathered and _flat_gradient(layout) == layout.gathered:
             return flat
-        name = f"scatter {layout.name}"
+        name = SCATTER_INPUT
         for rank in range(self.world):
             if layout.flat:
                 own = self.holdings.get(rank, flat)
                 packed = np.concatenate([own, np.zeros(layout.padded_elements - own.size)])
             else:
                 packed = layout.pack(self._gradients(rank, layout))
-            self._put(rank, name, packed, _everything(layout), "buffer", self.widths.reduced, "grad ")
+            self._put(rank, name, packed, _everything(layout), "buffer", self.widths.reduced, "buffer grad ")
         self.holdings.record(
             f"backward: gradients of {layout.name} laid out", "The input of the reduce-scatter: a piece for each rank, in order, padded."
         )
-        self.holdings.drop(flat)
         self._drop_full_gradients(layout)
         return name
 
