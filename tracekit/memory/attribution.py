@@ -7,14 +7,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tracekit.manifest import Owners
-from tracekit.memory import moments, registered, rules
+from tracekit.memory import moments, registered, rules, stack_moments
 from tracekit.memory.blocks import Blocks, Log, pair
 from tracekit.memory.moments import Hint, Moments, Setting
 from tracekit.memory.pieces import Changes, Pieces, Words, cut
+from tracekit.memory.snapshot import DeviceHistory, Snapshot
+from tracekit.memory.snapshot import timeline as of_device
 from tracekit.memory.timeline import Counters, Timeline, replay
 from tracekit.trace.events import Category, Int64Array, RankTables
 from tracekit.trace.steps import Phases, Steps
-from tracekit.units import NULL
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,19 @@ def attribute_trace(
     return Attributed(timeline, cut(blocks, owner, changes), words.texts, len(changes) > 0)
 
 
+def attribute_snapshot(snapshot: Snapshot, device: DeviceHistory, owners: Owners | None = None) -> tuple[Attributed, Phases, Steps]:
+    """Timeline and owners of one device of a snapshot that has a history, with the phases and steps that its stacks tell."""
+    words = Words()
+    seen, phases, steps = stack_moments.of_history(snapshot, device.entries, words)
+    timeline = of_device(device)
+    log, blocks, changes = timeline.log, timeline.blocks, no_changes()
+    if owners is not None and owners.time_ns:
+        blocks, changes = registered.claim(log, blocks, registered.registrations(owners, words), invent=False)
+    setting = Setting(phases, steps, int(log.time[-1]) if len(log) else 0)
+    owner = rules.categorize(blocks, seen.at(_shown(blocks.birth, log)), seen.at(_shown(blocks.death, log)), setting)
+    return Attributed(timeline, cut(blocks, owner, changes), words.texts, len(changes) > 0), phases, steps
+
+
 def _shown(position: Int64Array, log: Log) -> Int64Array:
     """The position where the log shows it, else -1."""
     return np.where((position >= 0) & (position < len(log)), position, -1)
@@ -76,5 +90,3 @@ def _ended_by_backend(tables: RankTables, log: Log, blocks: Blocks, seen: Moment
     lost[suspects[sooner]] = True
     return replace(blocks, death=death, lost=lost, death_row=np.where(lost, -1, blocks.death_row))
 
-
-__all__ = ["NULL", "Attributed", "attribute_trace", "no_changes"]

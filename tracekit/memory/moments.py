@@ -34,22 +34,29 @@ class Hint(IntEnum):
     OPTIMIZER = 7
     ZERO_GRAD = 8
     LOADING = 9  # batches
+    BUILDING = 10  # modules, parameters
 
 
+_FSDP1 = r"^FullyShardedDataParallel\._"
 #: First hit decides; names of operators and annotations.
-_HINTS: tuple[tuple[Hint, re.Pattern[str]], ...] = (
-    (Hint.COMMUNICATION, re.compile(r"^(?:c10d::|_c10d_functional|record_param_comms$|tracekit::collective|(?:gloo|nccl|mpi|ucc|xccl):)")),
-    (Hint.GATHER, re.compile(r"^FSDP::all_gather_copy_out")),
-    (Hint.COMMUNICATION, re.compile(r"^FSDP::all_gather")),
-    (Hint.ACCUMULATE, re.compile(r"^FSDP::post_backward_accumulate")),
-    (Hint.REDUCE, re.compile(r"^FSDP::(?:post_backward_r|root_post_backward|reduce_scatter|all_reduce)|^FullyShardedDataParallel\._post_backward_hook$")),
-    (Hint.RESHARD, re.compile(r"^FSDP::post_(?:forward|backward_reshard)|^FullyShardedDataParallel\._(?:post_forward$|post_backward_hook_reshard_only)")),
-    (Hint.GATHER, re.compile(r"^FullyShardedDataParallel\._(?:root_)?(?:pre_forward|pre_backward|post_backward_prefetch|rate_limiter|.*prefetch)")),
-    (Hint.DDP, re.compile(r"^DistributedDataParallel\.forward$")),
-    (Hint.ZERO_GRAD, re.compile(r"^Optimizer\.zero_grad")),
-    (Hint.OPTIMIZER, re.compile(r"^Optimizer\.step")),
-    (Hint.LOADING, re.compile(r"^enumerate\(DataLoader\)|DataLoader.*__next__")),
-)  # fmt: skip
+_HINTS: tuple[tuple[Hint, re.Pattern[str]], ...] = tuple(
+    (hint, re.compile(pattern))
+    for hint, pattern in (
+        (Hint.COMMUNICATION, r"^(?:c10d::|_c10d_functional|record_param_comms$|tracekit::collective|(?:gloo|nccl|mpi|ucc|xccl):)"),
+        (Hint.GATHER, r"^FSDP::all_gather_copy_out"),
+        (Hint.COMMUNICATION, r"^FSDP::all_gather"),
+        (Hint.ACCUMULATE, r"^FSDP::post_backward_accumulate"),
+        (Hint.REDUCE, r"^FSDP::(?:post_backward_r(?!eshard)|root_post_backward|reduce_scatter|all_reduce)"),
+        (Hint.RESHARD, r"^FSDP::post_(?:forward|backward_reshard)"),
+        (Hint.REDUCE, _FSDP1 + "post_backward_hook$"),
+        (Hint.RESHARD, _FSDP1 + "post_(?:forward$|backward_hook_reshard_only)"),
+        (Hint.GATHER, _FSDP1 + "(?:(?:root_)?pre_forward|pre_backward|post_backward_prefetch|rate_limiter)"),
+        (Hint.DDP, r"^DistributedDataParallel\.forward$"),
+        (Hint.ZERO_GRAD, r"^Optimizer\.zero_grad"),
+        (Hint.OPTIMIZER, r"^Optimizer\.step"),
+        (Hint.LOADING, r"^enumerate\(DataLoader\)|DataLoader.*__next__"),
+    )
+)
 _UNIT = re.compile(r"^FSDP::\w+ \((?P<unit>[^()]+)\)$|^FSDP::\w+_prefetch for (?P<target>.+)$|^unit (?P<named>.+?)(?: backward)?$")
 
 

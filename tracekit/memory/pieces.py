@@ -12,7 +12,19 @@ from tracekit.memory.blocks import Blocks
 from tracekit.trace.events import BoolArray, Int8Array, Int32Array, Int64Array
 
 CODE = {name: code for code, name in enumerate(CATEGORIES)}
-PARAMETERS, GRADIENTS, OPTIMIZER_STATE, GATHERED, UNSHARDED, BUFFERS, ACTIVATIONS, INPUTS, TEMPORARIES, OLDER, UNKNOWN = range(len(CATEGORIES))
+(
+    PARAMETERS,
+    GRADIENTS,
+    OPTIMIZER_STATE,
+    GATHERED,
+    UNSHARDED,
+    BUFFERS,
+    ACTIVATIONS,
+    INPUTS,
+    TEMPORARIES,
+    OLDER,
+    UNKNOWN,
+) = range(len(CATEGORIES))
 
 
 class Words:

@@ -116,7 +116,7 @@ def _unseen(log: Log, blocks: Blocks, told: Registrations, position: Int64Array)
         seen = (at > 0) & (blocks.address[before] == told.address)
     # A storage without an address is told apart by its name.
     tag = np.where(told.address == 0, -1 - told.name.astype(np.int64), following)
-    groups, first, of = np.unique(np.stack([told.address, tag]), axis=1, return_index=True, return_inverse=True)
+    _, first, of = np.unique(np.stack([told.address, tag]), axis=1, return_index=True, return_inverse=True)
     nowhere = np.full(len(first), -1, np.int64)
     born = np.where(seen[first], position[first], -1)
     death = np.where(told.address[first] == 0, len(log), following[first])

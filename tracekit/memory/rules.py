@@ -9,7 +9,7 @@
     born in the optimizer's step: kept behind it / not                   optimizer state / temporaries
     born in backward: kept behind it / not                               gradients / temporaries
     born in forward: still needed behind it / not                        activations / temporaries
-    born before the first forward and never freed                        parameters
+    born before the first forward, or where modules are built, and kept  parameters
     born between steps, freed in or behind the forward that follows      inputs
 """
 
@@ -99,6 +99,7 @@ def _by_ranges(lives: _Lives, give) -> None:  # type: ignore[no-untyped-def]
     give((hint == Hint.REDUCE) & kept, GRADIENTS)
     give((hint == Hint.REDUCE) & ~lives.unsure, BUFFERS)
     give(hint == Hint.LOADING, INPUTS)
+    give((hint == Hint.BUILDING) & lives.alive, PARAMETERS)
     long_kept = lives.alive & (lives.next_forward != np.iinfo(np.int64).max)
     give((hint == Hint.DDP) & (lives.birth.unit == 0) & (long_kept | (gone == Hint.DDP)) & kept, BUFFERS)
     give((gone == Hint.DDP) & (lives.birth.phase == 0) & (lives.death.interval != lives.birth.interval), BUFFERS)

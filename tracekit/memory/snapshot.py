@@ -18,16 +18,16 @@ from tracekit.trace.events import BoolArray, Int8Array, Int32Array, Int64Array
 from tracekit.units import NULL, format_bytes
 
 #: Actions of the history; what is not here is OTHER.
-OTHER, ALLOC, FREE_REQUESTED, FREE_COMPLETED, SEGMENT_ALLOC, SEGMENT_FREE, OOM, SNAPSHOT = range(8)
+OTHER, ALLOC, FREE_REQUESTED, FREE_COMPLETED, SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP, OOM, SNAPSHOT = range(10)
 ACTIONS = {
     "alloc": ALLOC,
     "free_requested": FREE_REQUESTED,
     "free_completed": FREE_COMPLETED,
     "free": FREE_REQUESTED,
     "segment_alloc": SEGMENT_ALLOC,
-    "segment_map": SEGMENT_ALLOC,
+    "segment_map": SEGMENT_MAP,
     "segment_free": SEGMENT_FREE,
-    "segment_unmap": SEGMENT_FREE,
+    "segment_unmap": SEGMENT_UNMAP,
     "oom": OOM,
     "snapshot": SNAPSHOT,
 }
@@ -41,7 +41,7 @@ DEFAULT_POOL = (0, 0)
 class Entries:
     """The history of one device in its order; ``time`` [ns]. ``address`` is NULL and ``free`` [bytes] known for out-of-memory entries.
 
-    ``stack`` is a node of the snapshot's stacks, -1 not recorded; ``note`` a string code of what the user attached, -1; ``pool`` a code, -1.
+    ``stack`` is a node of the snapshot's stacks, ``note`` a string code of what the user attached, ``pool`` a code; -1 where not recorded.
     """
 
     action: Int8Array
@@ -229,8 +229,8 @@ def _backwards(change: Int64Array, end: int) -> Int64Array:
 
 def segment_changes(entries: Entries) -> Int64Array:
     """Bytes that each entry adds to reserved memory."""
-    grown = np.where(entries.action == SEGMENT_ALLOC, entries.size, 0)
-    return np.asarray(np.where(entries.action == SEGMENT_FREE, -entries.size, grown), np.int64)
+    grown = np.where(np.isin(entries.action, (SEGMENT_ALLOC, SEGMENT_MAP)), entries.size, 0)
+    return np.asarray(np.where(np.isin(entries.action, (SEGMENT_FREE, SEGMENT_UNMAP)), -entries.size, grown), np.int64)
 
 
 def _reserved(device: DeviceHistory, active: Int64Array) -> tuple[Int64Array, list[str]]:

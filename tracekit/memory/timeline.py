@@ -99,7 +99,7 @@ def device_name(device_type: int, index: int) -> str:
 
 
 def replay(log: Log, counters: Counters, blocks: Blocks | None = None) -> Timeline:
-    """The timeline of a profiler's log. ``blocks``: those of the log and what else is known to have been there; by default ``pair(log)``."""
+    """The timeline of a profiler's log. ``blocks``: those of the log and what else is known to have been; by default ``pair(log)``."""
     given = blocks is not None
     blocks = pair(log) if blocks is None else blocks
     notes = _lost_note(blocks.where(blocks.lost & (blocks.birth_row >= 0)))

@@ -172,5 +172,5 @@ class _Extraction:
             elif open_.get(name >> 4):
                 rows.append((open_[name >> 4].pop(), time, name >> 4))
         rows += [(start, max(last, start), name) for name, starts in open_.items() for start in starts]
-        start, end, name = (np.array([row[i] for row in sorted(rows)], np.int64) for i in range(3))
-        return Ranges(start * NS_PER_US, end * NS_PER_US, name.astype(np.int32))
+        start, end, names = (np.array([row[i] for row in sorted(rows)], np.int64) for i in range(3))
+        return Ranges(start * NS_PER_US, end * NS_PER_US, names.astype(np.int32))

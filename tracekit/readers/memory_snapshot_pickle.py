@@ -131,7 +131,7 @@ def _refilled(stream: TextStream, text: UInt8Array, filled: int, position: int) 
         text = larger
     else:
         text[:left] = text[position:filled].copy()
-    read = stream.fill(memoryview(text)[left:])
+    read = stream.fill(memoryview(text)[left:])  # type: ignore[arg-type]
     return text, left + read, read
 
 

@@ -230,7 +230,7 @@ class Reading:
     def items(self, word: int) -> Int64Array:
         """The words in a list, tuple or set; of a dict its keys and values by turns. Empty for everything else."""
         if self.kind(word) == PAIR:
-            return self.pairs[self.pair(word)] << 4 | INT
+            return np.asarray(self.pairs[self.pair(word)] << 4 | INT, np.int64)
         if self.kind(word) not in (LIST, DICT, TUPLE, SET):
             return np.empty(0, np.int64)
         parts = []

@@ -1,0 +1,171 @@
+"""What the program was doing at each entry of a snapshot's history: by its Python stack, what the user attached, and annotations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+
+from tracekit.memory.moments import BACKWARD, FORWARD, OPTIMIZER, Hint, Moments, hint_of, interval_at, unit_of
+from tracekit.memory.pieces import Words
+from tracekit.memory.snapshot import Entries, Snapshot, Stacks
+from tracekit.trace.events import Int8Array, Int32Array, Int64Array
+from tracekit.trace.steps import Phases, Steps
+
+#: (hint, phase, file, function) of a frame; first hit decides. Files with / between folders.
+_FRAMES: tuple[tuple[Hint, int, re.Pattern[str], re.Pattern[str]], ...] = tuple(
+    (hint, phase, re.compile(file), re.compile(function))
+    for hint, phase, file, function in (
+        (Hint.GATHER, 0, r"_fsdp_collectives\.py$", r"copy_out"),
+        (Hint.REDUCE, 0, r"_fsdp_collectives\.py$", r"reduce"),
+        (Hint.COMMUNICATION, 0, r"_fsdp_collectives\.py$", r""),
+        (Hint.GATHER, 0, r"_fsdp_param\.py$", r"unsharded|all_gather_outputs"),
+        (Hint.ACCUMULATE, 0, r"_fsdp_param\.py$", r"accumulate"),
+        (Hint.GATHER, 0, r"fsdp/_flat_param\.py$", r"unshard|padded"),
+        (Hint.REDUCE, 0, r"fsdp/_runtime_utils\.py$", r"reduce_grad|_post_backward"),
+        (Hint.COMMUNICATION, 0, r"distributed_c10d\.py$|_functional_collectives\.py$", r""),
+        (Hint.COMMUNICATION, 0, r"nn/parallel/distributed\.py$", r"__init__|_ddp_init_helper"),
+        (Hint.DDP, FORWARD, r"nn/parallel/distributed\.py$", r"forward"),
+        (Hint.LOADING, 0, r"torch/utils/data/", r""),
+        (Hint.OPTIMIZER, OPTIMIZER, r"(?:^|/)torch/optim/", r""),
+        (Hint.OPTIMIZER, OPTIMIZER, r"(?:^|/)(?:adam\w*|sgd|lamb|lion|adafactor|\w*optim\w*)\.py$", r"step|update"),
+        (Hint.BUILDING, 0, r"nn/modules/\w+\.py$", r"^(?:to|cuda|_apply|convert|__init__|reset_parameters|to_empty)$"),
+        (Hint.NOTHING, BACKWARD, r"torch/(?:_tensor|autograd/\w+)\.py$", r"backward|grad"),
+        (Hint.NOTHING, BACKWARD, r"", r"^backward$|torch::autograd::(?:Engine|python::PythonEngine)|^_engine_run_backward$"),
+        (Hint.NOTHING, FORWARD, r"nn/modules/module\.py$", r"_call_impl"),
+        (Hint.NOTHING, FORWARD, r"", r"^forward$"),
+    )
+)
+_PHASES = ((BACKWARD, re.compile(r"backward", re.I)), (OPTIMIZER, re.compile(r"optim", re.I)), (FORWARD, re.compile(r"forward", re.I)))
+_STEP = re.compile(r"^ProfilerStep[#*]\s*(\d{1,15})$")
+_LIBRARY = re.compile(r"(?:^|/)(?:torch|torchgen)/|^<|^\?\?$|^$|\.(?:cpp|h|cc|so)$")
+
+
+def phase_of(text: str) -> int:
+    """The phase that a note or an annotation names; 0 for none, and where it names several."""
+    said = [phase for phase, pattern in _PHASES if pattern.search(text)]
+    return said[0] if len(said) == 1 else 0
+
+
+def of_history(snapshot: Snapshot, entries: Entries, words: Words) -> tuple[Moments, Phases, Steps]:
+    """The moments of all entries of one device, and the phases and steps that follow from them."""
+    hint, phase, frame = _of_stacks(snapshot.stacks, entries.stack)
+    texts = snapshot.stacks.strings
+    phase = np.where(phase > 0, phase, _said(texts, entries.note, phase_of))
+    named = _in_ranges(snapshot, entries.time, lambda text: bool(phase_of(text)) and hint_of(text) == Hint.NOTHING)
+    phase = np.where(phase > 0, phase, _said(texts, named, phase_of))
+    hinting = _in_ranges(snapshot, entries.time, lambda text: hint_of(text) != Hint.NOTHING)
+    hint = np.where(hint > 0, hint, _said(texts, hinting, hint_of))
+    phase = np.where((phase == 0) & (hint == Hint.OPTIMIZER), OPTIMIZER, phase)
+    phases = _stretches(_filled(phase.astype(np.int8)), entries.time)
+    steps = _steps(snapshot)
+    unit = _in_ranges(snapshot, entries.time, lambda text: bool(unit_of(text)))
+    names = np.array([words.code(snapshot.stacks.describe(place)) for place in range(len(snapshot.stacks.frames))] or [0], np.int32)
+    return (
+        Moments(
+            np.ones(len(entries), np.bool_),
+            entries.time,
+            phases.at(entries.time),
+            interval_at(phases, entries.time),
+            steps.index_at(entries.time),
+            hint.astype(np.int8),
+            np.where(frame >= 0, names[np.maximum(frame, 0)], 0).astype(np.int32),
+            _said(texts, unit, lambda text: words.code(unit_of(text))).astype(np.int32),
+        ),
+        phases,
+        steps,
+    )
+
+
+def _of_stacks(stacks: Stacks, node: Int32Array) -> tuple[Int8Array, Int8Array, Int32Array]:
+    """(hint, phase, frame to be named) of each stack: the innermost hint, backward before optimizer before forward, own code first."""
+    count = len(stacks.frames)
+    found = [_of_frame(stacks, place) for place in range(count)] or [(0, 0, False)]
+    hint_of_frame, phase_of_frame, own = (np.array([row[i] for row in found], np.int8) for i in range(3))
+    distinct, inverse = np.unique(node, return_inverse=True)
+    hint, phase = np.zeros(len(distinct), np.int8), np.zeros(len(distinct), np.int8)
+    frame, mine = np.full(len(distinct), -1, np.int32), np.full(len(distinct), -1, np.int32)
+    place = np.where(distinct > 0, distinct, 0)
+    rank = np.array([0, 1, 3, 2], np.int8)  # of no phase, forward, backward, optimizer
+    while (place > 0).any():
+        active = place > 0
+        at = np.where(active, stacks.nodes[place, 1], 0)
+        hint = np.where(active & (hint_of_frame[at] > 0), hint_of_frame[at], hint)
+        stronger = active & (rank[phase_of_frame[at]] > rank[phase])
+        phase = np.where(stronger, phase_of_frame[at], phase)
+        frame = np.where(active, at, frame)
+        mine = np.where(active & (own[at] > 0), at, mine)
+        place = np.where(active, stacks.nodes[place, 0], 0)
+    return hint[inverse], phase[inverse], np.where(mine >= 0, mine, frame)[inverse].astype(np.int32)
+
+
+def _of_frame(stacks: Stacks, place: int) -> tuple[int, int, bool]:
+    file_code, _, name_code = (int(part) for part in stacks.frames[place])
+    file, name = stacks.strings[file_code].replace("\\", "/"), stacks.strings[name_code]
+    own = _LIBRARY.search(file) is None
+    for hint, phase, file_pattern, name_pattern in _FRAMES:
+        if file_pattern.search(file) and name_pattern.search(name):
+            return int(hint), phase, own
+    return 0, 0, own
+
+
+def _said(texts: object, codes: Int32Array, ask: Callable[[str], int]) -> Int64Array:
+    """``ask`` of the string of each code, once a distinct one; 0 for -1."""
+    distinct, inverse = np.unique(codes, return_inverse=True)
+    answers = np.array([int(ask(texts[code])) if code >= 0 else 0 for code in distinct.tolist()], np.int64)  # type: ignore[index]
+    found: Int64Array = answers[inverse] if len(distinct) else np.empty(0, np.int64)
+    return found
+
+
+def _in_ranges(snapshot: Snapshot, time: Int64Array, wanted: Callable[[str], bool]) -> Int32Array:
+    """Name of the innermost wanted annotation around each time, as a string code; -1 for none."""
+    from tracekit.trace.sweep import innermost
+
+    ranges, texts = snapshot.ranges, snapshot.stacks.strings
+    chosen = np.flatnonzero(_said(texts, ranges.name, lambda text: int(wanted(text))) > 0)
+    if not len(chosen) or not len(time):
+        return np.full(len(time), -1, np.int32)
+    order = chosen[np.lexsort((-ranges.end[chosen], ranges.start[chosen]))]
+    queries = np.argsort(time, kind="stable")
+    lane, size = np.zeros(len(order), np.int64), len(time)
+    one, none = np.zeros(size, np.int64), np.full(size, len(order), np.int64)
+    found = innermost(lane, ranges.start[order], ranges.end[order], one, time[queries], none)
+    result = np.full(size, -1, np.int32)
+    result[queries] = np.where(found >= 0, ranges.name[order][np.maximum(found, 0)], -1)
+    return result
+
+
+def _filled(phase: Int8Array) -> Int8Array:
+    """Entries of no phase between two of one phase belong to it, those at the end to the last one."""
+    known = np.flatnonzero(phase > 0)
+    if not len(known):
+        return phase
+    at = np.searchsorted(known, np.arange(len(phase)), side="right") - 1
+    before = np.where(at >= 0, phase[known[np.maximum(at, 0)]], 0)
+    following = np.minimum(at + 1, len(known) - 1)
+    after = np.where(at + 1 < len(known), phase[known[following]], before)
+    return np.where(phase > 0, phase, np.where(before == after, before, 0)).astype(np.int8)
+
+
+def _stretches(phase: Int8Array, time: Int64Array) -> Phases:
+    """Runs of entries of one phase, from the first one's time to the next run's, or 1 ns behind the last entry."""
+    if not len(phase):
+        return Phases(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int8))
+    first = np.flatnonzero(np.append(True, phase[1:] != phase[:-1]))
+    start = time[first]
+    end = np.append(start[1:], time[-1] + 1)
+    kind = phase[first]
+    real = (kind > 0) & (end > start)
+    return Phases(start[real], end[real], kind[real])
+
+
+def _steps(snapshot: Snapshot) -> Steps:
+    """Steps by annotations of the profiler."""
+    rows = []
+    for start, end, code in zip(*(column.tolist() for column in vars(snapshot.ranges).values()), strict=True):
+        match = _STEP.match(snapshot.stacks.strings[code])
+        if match:
+            rows.append((int(match[1]), start, end))
+    number, start, end = (np.array([row[i] for row in rows], np.int64) for i in range(3))
+    return Steps(number, start, end, "ProfilerStep" if rows else "none")
