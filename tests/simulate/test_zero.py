@@ -201,7 +201,7 @@ def test_every_check_holds_for_any_stack_and_world(widths, arguments):
         ({"strategy": "zero4"}, "--strategy zero4"),
         ({"recipe": "fp8"}, "--recipe fp8"),
         ({"layers": "2x3,4x4"}, "layer 1 has 2 outputs"),
-        ({"world": 64, "layers": ",".join(["2x2"] * 8)}, "nobody can read"),
+        ({"world": 32, "layers": ",".join(["2x2"] * 5)}, "nobody can read"),
         ({"world": 8, "layers": "4096x4096"}, "elements on all ranks"),
     ],
 )

@@ -28,7 +28,7 @@ from tracekit.units import format_bytes
 TITLE = "FSDP: sharded parameters through one training step"
 EXAMPLE = "tracekit simulate fsdp --example tutorial -o fsdp.html"
 #: A picture shows every piece on every rank at every moment; beyond this nobody can read it.
-MOST_RANKS, MOST_CELLS, MOST_ELEMENTS = 64, 4096, 4_000_000
+MOST_RANKS, MOST_CELLS, MOST_ELEMENTS = 32, 1024, 4_000_000
 
 
 @dataclass(frozen=True)

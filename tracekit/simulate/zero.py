@@ -25,7 +25,7 @@ from tracekit.units import format_bytes
 TITLE = "ZeRO: what can be sharded, and what it costs"
 EXAMPLE = "tracekit simulate zero --world 4 --micro-batches 2 -o zero.html"
 #: A picture shows every piece on every rank at every moment; beyond this nobody can read it.
-MOST_RANKS, MOST_CELLS, MOST_ELEMENTS = 64, 4096, 2_000_000
+MOST_RANKS, MOST_CELLS, MOST_ELEMENTS = 32, 1024, 2_000_000
 
 
 @dataclass(frozen=True)
