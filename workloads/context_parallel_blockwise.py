@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 2 -m workloads.context_parallel_blockwise -o traces/context_parallel_blockwise
 
-Each of the c ranks of axis ``cp`` holds T/c tokens of every sample in a row and all weights. Forward of one layer, B samples a micro-batch, A
-heads of queries, D head size:
+Each of the c ranks of axis ``cp`` holds T/c tokens of every sample in a row and all weights. Forward of one layer, B samples a micro-batch,
+A heads of queries, D head size:
     1. all-gather of the queries, B T A D elements. Each rank attends with all queries to its own block of keys and values, which gives a
        partial output and, a query and head, the log of the partial softmax's denominator (lse); queries ahead of the block get nothing;
     2. all-reduce (maximum) of the lse, B T A elements: the common scale m. A rank's weight of a query is w = exp(lse - m), between 0 and 1;
@@ -67,9 +67,10 @@ class BlockAttention(torch.autograd.Function):
         q, k, v, output, lse = ctx.saved_tensors
         first = ctx.group.rank() * q.shape[2]
         queries, gradients = context.gather_sequence(torch.stack((q, grads[0])), ctx.group)
-        lse_all, delta_all = context.gather_sequence(torch.stack((lse, context.delta_of(output, grads[0]))).unsqueeze(-1), ctx.group)[..., 0]
-        seeing = (x[:, :, first:] for x in (gradients, lse_all, delta_all))
-        part, d_k, d_v = context.part_gradients(queries[:, :, first:], k, v, *seeing, first, first)
+        scalars = torch.stack((lse, context.delta_of(output, grads[0])))
+        lses, deltas = context.gather_sequence(scalars[..., None], ctx.group)[..., 0]
+        seeing, d_outputs, lses, deltas = (x[:, :, first:] for x in (queries, gradients, lses, deltas))
+        part, d_k, d_v = context.part_gradients(seeing, k, v, d_outputs, lses, deltas, first, first)
         d_queries = torch.zeros(queries.shape, device=q.device)
         d_queries[:, :, first:] = part
         d_q = context.scatter_sequence(d_queries, ctx.group)

@@ -50,6 +50,9 @@ def purpose(kind: str, **where: Any) -> str:
         ("all_gather", {"axis": "cp"}, "context_parallel"),
         ("all_to_all", {"axis": "cp"}, "context_parallel"),
         ("send", {"axis": "cp"}, "context_parallel"),
+        ("all_reduce", {"axis": "cp", "phase": "forward"}, "context_parallel"),  # the largest of a softmax's exponents
+        ("all_reduce", {"axis": "cp", "phase": "backward"}, "gradient_sync"),  # weights are alike along the axis
+        ("reduce_scatter", {"axis": "cp", "phase": "backward"}, "context_parallel"),
         ("all_gather", {"axis": "sp"}, "sequence_parallel"),
         ("all_to_all", {"axis": "sp"}, "context_parallel"),
         # between stages
@@ -60,6 +63,9 @@ def purpose(kind: str, **where: Any) -> str:
         ("all_reduce", {"axis": "embedding"}, "gradient_sync"),
         # experts
         ("all_to_all", {"axis": "ep", "phase": "forward"}, "expert_dispatch"),
+        ("all_reduce", {"axis": "ep", "phase": "backward"}, "gradient_sync"),
+        ("all_reduce", {"axis": "ep", "context": "DistributedDataParallel.forward"}, "gradient_sync"),
+        ("all_reduce", {"axis": "ep", "phase": "forward"}, "unknown"),
         ("all_to_all", {"context": "moe combine"}, "expert_combine"),
         ("all_to_all", {"context": "TokenDispatcher.dispatch"}, "expert_dispatch"),
         ("all_to_all", {"phase": "forward"}, "unknown"),  # an exchange of embeddings, perhaps

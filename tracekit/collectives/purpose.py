@@ -9,6 +9,8 @@ An axis has a role (``role_of_axis``): tensor, context, expert, pipeline, shardi
       named dispatch or combine
     loss axis, or a range named loss          all_reduce -> loss
     at most 64 bytes, not in backward         all_reduce -> loss in forward on a data axis or the world; else metrics
+    context or expert axis; backward,         all_reduce -> gradient_sync (of the weights that all its ranks hold alike)
+      optimizer phase, DDP ranges
     context axis                              everything -> context_parallel (on an axis called sp: all_gather, reduce_scatter ->
                                               sequence_parallel)
     pipeline axis, ``PP:`` ranges             send, recv, send_recv, broadcast -> pipeline; send, recv anywhere else as well
@@ -68,7 +70,8 @@ _DATA = {"dp", "dp_replicate", "replicate", "ddp", "edp", "dp_mod_ep", "data", "
 
 
 def role_of_axis(axis: str) -> str:
-    """Role of an axis by its name; of a flattened one (``dp_shard_cp``) by its parts: sharding wins over data, and data over context.
+    """Role of an axis by its name; of a flattened one (``dp_shard_cp``) by its parts: sharding wins over data, and data over context
+    and experts.
 
     ``whole``: the world or no known axis. ``mixed``: parts that have nothing in common, or a name of the user's own.
     """
@@ -83,8 +86,8 @@ def role_of_axis(axis: str) -> str:
         ("context", _CONTEXT, set()),
         ("expert", _EXPERT, {"etp"}),
         ("pipeline", {"pp", "pipeline"}, set()),
-        ("sharding", _SHARDING, _DATA | _CONTEXT),
-        ("data", _DATA, _CONTEXT),
+        ("sharding", _SHARDING, _DATA | _CONTEXT | _EXPERT),
+        ("data", _DATA, _CONTEXT | _EXPERT),
     ):
         if names & wanted and names <= wanted | beside:
             return role
@@ -133,6 +136,11 @@ def _named_turn(text: str) -> str:
     return f"expert_{words.pop()}" if len(words) == 1 else ""
 
 
+def _replicated(seen: _Seen) -> bool:
+    """Where ranks that work on other tokens with the same weights bring their gradients together."""
+    return seen.role in ("context", "expert") and (seen.phase in ("backward", "optimizer") or _in_ddp(seen))
+
+
 def _named_loss(seen: _Seen) -> bool:
     return seen.role == "loss" or re.search(r"(?<![a-z])loss(?![a-z])", seen.context, re.I) is not None
 
@@ -164,6 +172,7 @@ _RULES: tuple[tuple[Callable[[_Seen], bool], Callable[[_Seen], str | None]], ...
     (_in_experts, _by(all_to_all="expert_dispatch")),
     (_named_loss, _by(all_reduce="loss")),
     (lambda s: s.kind == "all_reduce" and s.tiny and s.phase != "backward", _tiny),
+    (_replicated, _by(all_reduce="gradient_sync")),
     (lambda s: s.role == "context", _context),
     (lambda s: s.role == "pipeline" or s.context.startswith("PP:"), _PIPELINE),
     (lambda s: s.kind in ("send", "recv"), lambda _: "pipeline"),

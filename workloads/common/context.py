@@ -1,7 +1,7 @@
 """What all kinds of context parallelism share: the cut of the sequence, attention to a part of the keys, averaging over ``cp``.
 
-Shapes: B samples, A heads of queries, G heads of keys and values, T queries, S keys, D head size. A rank holds ``sequence / cp`` tokens in a
-row, the first of them number ``place * sequence / cp``. Weights are replicated over ``cp``: every rank's loss is the mean over its own
+Shapes: B samples, A heads of queries, G heads of keys and values, T queries, S keys, D head size. A rank holds ``sequence / cp`` tokens in
+a row, the first of them number ``place * sequence / cp``. Weights are replicated over ``cp``: every rank's loss is the mean over its own
 tokens, so the mean of the ranks' gradients is the gradient of the mean over all tokens.
 
 Attention to some of the keys gives an output and the log of its softmax's denominator (``lse``, log-sum-exp), with which outputs of
@@ -107,7 +107,7 @@ def attend_part(q_BATD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, first_query: int
 def part_gradients(
     q_BATD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, grad_BATD: Tensor, lse_BAT: Tensor, delta_BAT: Tensor, first_query: int, first_key: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients (queries, keys, values), in fp32, of one part. ``lse``: of all parts together; ``delta``: sum of output times gradient.
+    """Gradients (queries, keys, values), in fp32, of one part. ``lse``: of all parts together; ``delta``: see ``delta_of``.
 
     With the probabilities P of the whole softmax: dV = P^T dO, dP = dO V^T, dS = P (dP - delta), dQ = dS K, dK = dS^T Q.
     """

@@ -31,7 +31,7 @@ class Replicas:
 
 
 def replicas(job: Job, *axes: str) -> Replicas:
-    """Ranks along the data axes and ``axes``. UsageError where the mesh has other axes beside them, which this workload would leave idle."""
+    """Ranks along the data axes and ``axes``. UsageError where the mesh has other axes, which this workload would leave idle."""
     wanted = (*DATA_AXES, *axes)
     strange = [axis for axis in job.sizes if axis not in wanted]
     if strange:
@@ -47,12 +47,14 @@ def along(job: Job, axes: Sequence[str]) -> Replicas:
         return Replicas(axes[0], job.size(*axes), job.group(axes[0]))
     if job.size(*axes) != job.size(*job.sizes):
         raise UsageError(f"gradients are averaged over one axis or over all, not over {' and '.join(axes)}", "give the mesh fewer axes")
-    return Replicas("_".join(axes), job.size(*axes), dist.group.WORLD)
+    return Replicas("world", job.size(*axes), dist.group.WORLD)
 
 
 def average(parameters: Named, over: Replicas, divisor: int | None = None) -> None:
-    """Sum the gradients over ``over`` and divide by ``divisor`` (its size where not given), one all-reduce a bucket, all started before any
-    is waited for."""
+    """Sum the gradients over ``over`` and divide by ``divisor`` (its size where not given).
+
+    One all-reduce a bucket, all started before any is waited for.
+    """
     divisor = over.size if divisor is None else divisor
     if over.size == 1:
         for _, parameter in parameters:
