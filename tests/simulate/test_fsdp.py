@@ -320,3 +320,10 @@ def test_most_bytes_of_each_buffer_are_those_of_torch(arguments, unsharded, gath
     assert most(lambda label: label.startswith("full ")) == unsharded
     assert most(lambda label: label.startswith("buffer ") and not label.startswith("buffer grad ")) == gathering
     assert most(lambda label: label.startswith("buffer grad ")) == scattering
+
+
+def test_one_rank_sends_nothing_and_needs_no_gather_buffer():
+    experiment = run(Arguments(version="2", world=1))
+    assert experiment.holds and not experiment.calls
+    assert not any(moment.messages for moment in experiment.moments)
+    assert not any(cell.label.startswith("buffer W") for moment in experiment.moments for cell in moment.holds[0])

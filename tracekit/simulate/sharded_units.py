@@ -92,11 +92,12 @@ class ShardedUnits:
             element_bytes=width,
         )
         for rank in range(self.world):
-            if layout.flat:
-                self._put(rank, f"gathered {unit}", _floats(packed[rank]), layout.gathered, "gathered_parameter", width, "full ")
+            if layout.flat or self.world == 1:  # one rank needs no buffer: its shards are copied
+                stored = layout.arrange(_floats(packed[rank]))
+                self._put(rank, f"gathered {unit}", stored, layout.gathered, "gathered_parameter", width, "full ")
             else:
                 self._put(rank, f"buffer {unit}", _floats(packed[rank]), _everything(layout), "buffer", width, "buffer ")
-        text = "The shards of all ranks arrive in one buffer, rank by rank."
+        text = "The shards of all ranks arrive in one buffer, rank by rank." if self.world > 1 else "Each parameter gets its own storage."
         if layout.flat:
             text = "The shards of all ranks end to end are the unsharded flat parameter; the parameters are views into it."
         self.holdings.record_sent(f"{phase}: all-gather of {unit}", text, self.network, before)
