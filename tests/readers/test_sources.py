@@ -73,11 +73,18 @@ def test_a_file_that_is_named_needs_no_ending(tmp_path: Path) -> None:
 
 
 def test_a_named_file_that_is_something_else_is_one_skipped_line(tmp_path: Path) -> None:
-    put(tmp_path, "rank0.json", "rank0.manifest.json", "snap.pickle")
-    assert skipped(*tmp_path.iterdir()) == {
-        "rank0.manifest.json": "is a manifest of the recorder, not a trace",
-        "snap.pickle": "is a memory snapshot, not a trace",
-    }
+    put(tmp_path, "rank0.json", "rank0.manifest.json")
+    assert skipped(*tmp_path.iterdir()) == {"rank0.manifest.json": "is a manifest of the recorder, not a trace"}
+
+
+def test_memory_snapshots_are_sources_by_their_content_and_where_they_are_named(tmp_path: Path) -> None:
+    put(tmp_path, "rank0.json")
+    put(tmp_path, "rank0.pickle", content=b"\x80\x04}(\x8c\x08segments]\x8c\x0dtotal_size")
+    put(tmp_path, "weights.pkl", content=b"\x80\x04]")
+    put(tmp_path, "memory_snapshot.pkl.gz", content=b"damaged")
+    assert names(tmp_path) == ["memory_snapshot.pkl.gz", "rank0.json", "rank0.pickle"]
+    assert skipped(tmp_path) == {}
+    assert names(tmp_path / "weights.pkl") == ["weights.pkl"]
 
 
 def test_the_same_file_is_taken_once(tmp_path: Path) -> None:

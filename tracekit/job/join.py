@@ -81,7 +81,7 @@ def _ranked(windows: Sequence[Window], wanted: frozenset[int] | None) -> tuple[l
             window.coverage.note(problem)
         if rank is not None and window.coverage.status not in ("skipped", "duplicate"):
             used.append(window)
-    if not used:
+    if not used and windows:
         reasons = [f"{w.coverage.file}: {p}" for w in windows for p in w.coverage.problems]
         raise InputError(reasons[0] if reasons else "no file could be given a rank", "put the rank into the file names (rank3.json)")
     if wanted is not None:

@@ -12,6 +12,7 @@ from tracekit.executors import local
 from tracekit.executors.base import Executor
 from tracekit.job.activity import Window
 from tracekit.job.join import join
+from tracekit.job.memory_files import MemoryFile, add_memory
 from tracekit.job.model import Job
 from tracekit.job.window import Reducers, Task, read_window
 from tracekit.readers.sources import Source, find_sources
@@ -42,16 +43,20 @@ def load_job(
     """
     found = find_sources(paths)
     windows: list[Window] = []
+    memory: list[MemoryFile] = []
     coverage: list[Coverage] = list(found.skipped)
     for result in _read_all(found.sources, options, reducers or {}, progress):
         if isinstance(result, Window):
             windows.append(result)
+        elif isinstance(result, MemoryFile):
+            memory.append(result)
         else:
             coverage.append(result)
-    if not windows:
+    if not windows and not memory:
         raise InputError(_nothing_readable(coverage), "nothing is left to analyze")
     job = join(windows, coverage, options.mesh, options.gpus_per_node, options.ranks)
-    if options.steps is not None and not any(len(w.steps) for w in windows):
+    add_memory(job, memory, options.ranks)
+    if options.steps is not None and windows and not any(len(w.steps) for w in windows):
         raise UsageError("no step of --steps is in the traces", "leave --steps out to see which there are")
     return job
 
@@ -65,7 +70,7 @@ def _nothing_readable(coverage: Sequence[Coverage]) -> str:
 
 def _read_all(
     sources: Sequence[Source], options: LoadOptions, reducers: Reducers, progress: Progress | None
-) -> list[Window | Coverage]:
+) -> list[Window | MemoryFile | Coverage]:
     total = sum(source.size for source in sources)
     executor: Executor
     if options.scheduler is not None:
@@ -83,7 +88,7 @@ def _read_all(
         threads=max(1, local.available_cores() // workers),
         progress=report.add if report is not None and shared else None,
     )
-    results: dict[int, Window | Coverage] = {}
+    results: dict[int, Window | MemoryFile | Coverage] = {}
     for index, result in executor.map(partial(_read_one, task=task), sources):
         results[index] = result
         if report is not None and not shared:
@@ -91,7 +96,7 @@ def _read_all(
     return [results[index] for index in sorted(results)]
 
 
-def _read_one(source: Source, task: Task) -> Window | Coverage:
+def _read_one(source: Source, task: Task) -> Window | MemoryFile | Coverage:
     return read_window(source, task)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from tracekit.job.activity import Window
+from tracekit.job.memory_files import MemoryFile
 from tracekit.mesh.mesh import Mesh
 from tracekit.mesh.process_groups import ProcessGroups
 from tracekit.trace.clock import Clock
@@ -21,6 +22,7 @@ class Job:
 
     ``windows`` are the files that could be used, sorted by (rank, start); a rank has several where the profiler ran several times.
     ``operations`` and ``matches`` have the schemas of the same name. ``steps`` are step numbers that every present rank recorded whole.
+    ``memory_files`` are snapshots and raw timelines beside the traces, by rank.
     ``notes`` are job-level sentences for coverage ("2 of 4 ranks are readable ...").
     """
 
@@ -38,6 +40,7 @@ class Job:
     matches: pd.DataFrame
     coverage: list[Coverage]
     notes: list[str] = field(default_factory=list)
+    memory_files: list[MemoryFile] = field(default_factory=list)
 
     def reduced(self, analysis: str) -> Iterator[tuple[int, int, Any]]:
         """(rank, window index, what reduce() returned) of one analysis, in order of the windows."""

@@ -14,6 +14,7 @@ from tracekit.errors import InputError
 from tracekit.job import recorded
 from tracekit.job.activity import Activity, Window
 from tracekit.job.device import HOST_BACKENDS, device_work
+from tracekit.job.memory_files import MemoryFile, read_memory_file
 from tracekit.job.operations import local_operations
 from tracekit.manifest import Calls, Manifest, Owners
 from tracekit.mesh.local_groups import local_groups
@@ -22,6 +23,8 @@ from tracekit.readers import cache
 from tracekit.readers.identity import Identity, identify
 from tracekit.readers.kineto import read_trace
 from tracekit.readers.manifest import read_manifest
+from tracekit.readers.memory_timeline import looks_like_timeline
+from tracekit.readers.recognise import is_snapshot_name
 from tracekit.readers.sources import Source
 from tracekit.trace import durations
 from tracekit.trace.events import Coverage, RankTables
@@ -41,11 +44,15 @@ class Task:
     progress: Callable[[int], None] | None = None
 
 
-def read_window(source: Source, task: Task) -> Window | Coverage:
-    """The window of one file; its Coverage alone where nothing of it could be used."""
+def read_window(source: Source, task: Task) -> Window | MemoryFile | Coverage:
+    """The window of one file, or what it tells of memory alone; its Coverage where nothing of it could be used."""
+    if is_snapshot_name(source.name):
+        return read_memory_file(source)
     try:
         tables = read_tables(source, task)
     except InputError as error:
+        if looks_like_timeline(source):
+            return read_memory_file(source)
         return Coverage(source.url, status="skipped", problems=[str(error)])
     manifest, problem = read_manifest(source)
     if problem:

@@ -9,11 +9,11 @@ from tracekit.manifest import MOST_BYTES, SUFFIX, Manifest, decode
 from tracekit.readers.recognise import read_errors, reason
 from tracekit.readers.sources import Source
 
-_TRACE = re.compile(r"(?:\.pt)?\.trace\.json(?:\.gz|\.zst)?$")
+_TRACE = re.compile(r"(?:(?:\.pt)?\.trace\.json(?:\.gz|\.zst)?|\.memory_snapshot\.pickle(?:\.gz)?)$")
 
 
 def beside(source: Source) -> Source | None:
-    """The manifest that would belong to a trace; None for a trace whose name the recorder does not give."""
+    """The manifest that would belong to a trace or snapshot; None for a name that the recorder does not give."""
     if not _TRACE.search(source.url):
         return None
     return Source(_TRACE.sub(SUFFIX, source.url), _TRACE.sub(SUFFIX, source.name), 0, 0)

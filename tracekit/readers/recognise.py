@@ -40,6 +40,11 @@ def is_trace_name(name: str) -> bool:
     return name.lower().endswith(ENDINGS) and not _OTHER_CONTENT.search(name) and not _MANIFEST.search(name)
 
 
+def is_snapshot_name(name: str) -> bool:
+    """Whether a file is taken for a memory snapshot by its name."""
+    return _SNAPSHOT.search(name) is not None
+
+
 def refusal(name: str, named: bool, globbed: bool, opener: Callable[[], BinaryIO]) -> str | None:
     """Why a file is not a source: None it is one, '' nobody expects it to be one, else a sentence for the user.
 
@@ -52,8 +57,8 @@ def refusal(name: str, named: bool, globbed: bool, opener: Callable[[], BinaryIO
         return "is a file that the profiler had not finished writing (.tmp) and was not used"
     if _MANIFEST.search(name):
         return "is a manifest of the recorder, not a trace" if named else ""
-    if named and _SNAPSHOT.search(name):
-        return "is a memory snapshot, not a trace"
+    if is_snapshot_name(name):
+        return None if named or _is_snapshot(name, opener) else ""
     if named or (globbed and not _OTHER_ENDING.search(name) and not _OTHER_CONTENT.search(name)):
         try:
             with opener() as file:
@@ -64,22 +69,40 @@ def refusal(name: str, named: bool, globbed: bool, opener: Callable[[], BinaryIO
     return "is not a trace: it does not begin as JSON, plain or compressed by gzip or zstd" if named else ""
 
 
+def _is_snapshot(name: str, opener: Callable[[], BinaryIO]) -> bool:
+    """Whether a pickle that nobody named is a memory snapshot: it says so, or begins with the words of one."""
+    if re.search("snapshot", name, re.IGNORECASE):
+        return True
+    try:
+        with opener() as file:
+            head = _unpacked(file.read(_HEAD))
+    except read_errors():
+        return False
+    return head is not None and (b"device_traces" in head or (b"segments" in head and b"total_size" in head))
+
+
 def looks_like_trace(head: bytes) -> bool:
     """Whether the first bytes of a file, decompressed where needed, begin a JSON object or list."""
+    text = _unpacked(head)
+    return text is not None and text.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[")
+
+
+def _unpacked(head: bytes) -> bytes | None:
+    """The first bytes of a file, decompressed where needed; None where that fails."""
     for _ in range(3):
         if head.startswith(b"\x1f\x8b"):
             try:
                 head = zlib.decompressobj(31).decompress(head, _HEAD)
             except zlib.error:
-                return False
+                return None
         elif head.startswith(b"\x28\xb5\x2f\xfd"):
             import zstandard
 
             try:
                 head = zstandard.ZstdDecompressor().decompressobj().decompress(head)[:_HEAD]
             except zstandard.ZstdError:
-                return False
-    return head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[")
+                return None
+    return head
 
 
 def reason(error: BaseException) -> str:
