@@ -3,9 +3,9 @@
     torchrun --nproc-per-node 4 -m workloads.context_parallel_ring -o traces/context_parallel_ring
 
 Each of the c ranks holds T/c tokens of every sample in a row and all weights. A hop sends a block of keys and values, 2 B (T/c) G D
-elements (B samples a micro-batch, G heads of keys and values, D head size), to the next rank and gets one from the rank before, while the block
-in hand is computed with. Forward: after c - 1 hops every rank has met every block. Backward: the blocks travel again, and behind each
-its gradient, to which every rank adds; a rank's own share stays at home, so that c - 1 hops bring the rest there.
+elements (B samples a micro-batch, G heads of keys and values, D head size), to the next rank and gets one from the rank before, while
+the block in hand is computed with. Forward: after c - 1 hops every rank has met every block. Backward: the blocks travel again, and
+behind each its gradient, to which every rank adds; a rank's own share stays at home, so that c - 1 hops bring the rest there.
 Collectives a rank and step, M micro-batches, L layers, e bytes an element (4, or 2 in bf16 and fp16):
     send, recv   3 L M (c - 1) each: keys and values 2 L M (c - 1) of 2 B (T/c) G D e bytes, their gradients L M (c - 1) of four bytes
                  an element

@@ -54,9 +54,8 @@ def build(job: Job, options: Options) -> Training:
     """The wrapped model."""
     hybrid = options.strategy == "hybrid"
     if hybrid != ("dp_replicate" in job.sizes):
-        raise UsageError(
-            f"--strategy {options.strategy} on axes {', '.join(job.sizes)}", "hybrid needs dp_replicate and dp_shard, the others only dp_shard"
-        )
+        problem = f"--strategy {options.strategy} on axes {', '.join(job.sizes)}"
+        raise UsageError(problem, "hybrid needs dp_replicate and dp_shard, the others only dp_shard")
     model = Transformer(job.shape)
     initialize(model, job.settings.seed)
     groups: Any = (job.group("dp_shard"), job.group("dp_replicate")) if hybrid else job.group("dp_shard")
@@ -103,7 +102,7 @@ def expected(job: Job, options: Options) -> list[Expected]:
 
 
 def flat_elements(elements: list[int], world: int, use_orig_params: bool) -> int:
-    """Elements of a flat parameter of fp32 parameters with so many elements: each but the last aligned to 16 bytes, all padded to ``world``."""
+    """Elements of a flat parameter made of fp32 parameters: each but the last aligned to 16 bytes, the whole padded to ``world``."""
     per_line = 4 if use_orig_params else 1
     total = sum(-(-size // per_line) * per_line for size in elements[:-1]) + elements[-1]
     return -(-total // world) * world

@@ -107,3 +107,27 @@ def test_a_manifest_that_makes_no_sense_is_refused_in_one_line(text, told):
     with pytest.raises(InputError, match=told) as error:
         decode(text, "rank_00000.manifest.json")
     assert "\n" not in str(error.value)
+
+
+def test_a_tensor_without_dimensions_has_one_element():
+    """``[]`` of an element type is a scalar tensor; ``[]`` of anything else is no tensor at all."""
+    trace = Trace(0, 2, backend="gloo", device=None)
+    trace.operator("c10d::allreduce_", 0, 5, **{"Input Dims": [[[]], [], []], "Input type": ["TensorList", "", "Scalar"]})
+    trace.annotation("gloo:all_reduce", 2, 6, tid=77, **{"Input Dims": [[]], "Input type": ["float"]})
+    found = build_activity(tables(trace.text())).operations
+    assert found["in_elements"].tolist() == [1]
+    assert (found["launch_ns"] != NULL).all()
+
+
+def test_inputs_and_outputs_of_an_operator_are_told_apart():
+    """An all-gather of 8 elements and a reduce-scatter into 8 pass the same two sizes, in the other order."""
+    trace = Trace(0, 2, backend="gloo", device=None)
+    types = ["float", "float", "Scalar"]
+    trace.operator("c10d::_allgather_base_", 0, 5, **{"Input Dims": [[16], [8], []], "Input type": types})
+    trace.operator("c10d::_reduce_scatter_base_", 10, 5, **{"Input Dims": [[8], [16], []], "Input type": types})
+    trace.annotation("gloo:all_gather", 2, 5, tid=77, **own(8))
+    trace.annotation("gloo:all_reduce", 12, 5, tid=78, **own(16))
+    found = build_activity(tables(trace.text())).operations
+    assert found["kind"].tolist() == ["all_gather", "reduce_scatter"]
+    assert found["in_elements"].tolist() == [8, 16]
+    assert found["out_elements"].tolist() == [16, 8]

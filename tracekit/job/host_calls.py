@@ -47,7 +47,7 @@ def passed(tables: RankTables, rows: Int64Array) -> Passed:
         return np.where(at >= 0, values, 0).astype(np.int32)
 
     names = np.where(rows >= 0, tables.name[np.maximum(rows, 0)], 0).astype(np.int32)
-    columns = np.stack([names, code("Input Dims"), code("Concrete Inputs")], axis=1)
+    columns = np.stack([names, code("Input Dims"), code("Input type"), code("Concrete Inputs")], axis=1)
     distinct, inverse = np.unique(columns, axis=0, return_inverse=True)
     read = [_read(tables, *row) for row in distinct.tolist()] or [(NULL, NULL, "", "")]
     inverse = inverse.reshape(-1)
@@ -61,13 +61,13 @@ def passed(tables: RankTables, rows: Int64Array) -> Passed:
     return Passed(ingoing, outgoing, words(2), words(3))
 
 
-def _read(tables: RankTables, name: int, dims: int, concrete: int) -> tuple[int, int, str, str]:
+def _read(tables: RankTables, name: int, dims: int, types: int, concrete: int) -> tuple[int, int, str, str]:
     """(elements in, elements out, splits in, splits out) of one call."""
     text = tables.text(name)
     kind = kinds.kind_of_operator(text)
     if kind is None or not text.startswith("c10d::"):
         return NULL, NULL, "", ""
-    sizes = argument_elements(tables.text(dims))
+    sizes = argument_elements(tables.text(dims), tables.text(types))
     first, second = (sizes[i] if i < len(sizes) else NULL for i in (0, 1))
     if kind in _ONE_ARGUMENT:
         return first, (first if kind not in ("send", "barrier") else NULL), "", ""

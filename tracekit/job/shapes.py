@@ -56,24 +56,37 @@ def _read(dims: str, types: str) -> tuple[int, str, int]:
     if not isinstance(arguments, list):
         return NULL, "", 1
     for index, argument in enumerate(arguments):
-        sizes = _sizes(argument)
+        sizes = _sizes(argument) or _scalars(argument, names[index] if isinstance(names, list) and index < len(names) else "")
         if sizes:
             return sum(sizes), _dtype(names, index), len(sizes)
     return NULL, "", 1
 
 
-def argument_elements(dims: str) -> list[int]:
-    """Elements of the first and the second argument of an operator, from its ``Input Dims``; NULL for one that shows no tensor."""
+def argument_elements(dims: str, types: str) -> list[int]:
+    """Elements of the first and the second argument of an operator, from what it recorded; NULL for one that shows no tensor."""
     try:
         arguments = msgspec.json.decode(dims) if dims else []
+        names = msgspec.json.decode(types) if types else []
     except msgspec.DecodeError:
         return []
-    if not isinstance(arguments, list):
+    if not isinstance(arguments, list) or not isinstance(names, list):
         return []
-    sizes = [sum(_sizes(argument)) if _sizes(argument) else NULL for argument in arguments[:2]]
+    found = [_sizes(a) or _scalars(a, names[i] if i < len(names) else "") for i, a in enumerate(arguments[:2])]
+    sizes = [sum(some) if some else NULL for some in found]
     while sizes and sizes[-1] == NULL:
         sizes.pop()
     return sizes
+
+
+def _scalars(argument: Any, name: Any) -> list[int]:
+    """One element for each tensor without dimensions: ``[]`` of an element type, or each ``[]`` in a list of tensors."""
+    if not isinstance(argument, list):
+        return []
+    if argument:
+        lists = name == "TensorList" or isinstance(name, list)
+        return [1] * len(argument) if lists and all(item == [] for item in argument) else []
+    text = str(name)
+    return [1] if text not in ("", "Scalar", "ScalarList", "TensorList", "None") and element_type(text)[1] is not None else []
 
 
 def _sizes(argument: Any) -> list[int]:

@@ -67,7 +67,7 @@ def training(job: Job, mix: Mix) -> Training:
         models=[model],
         optimizer=adam(model.parameters(), job.settings.learning_rate),
         gathered=lambda: {name: p.detach() for name, p in named},
-        accumulating=lambda last: gradients.averaged_after(last, (named, over, over.size)),
+        before_optimizer=lambda: gradients.average(named, over),
         scaler=loop.scaler(job),
     )
     result.step = lambda ids, targets, recorder: loop.step(job, result, own_tokens(job, ids), own_tokens(job, targets), recorder)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -71,16 +70,6 @@ def average(parameters: Named, over: Replicas, divisor: int | None = None) -> No
         pieces = flat.div_(divisor).split([p.numel() for _, p in bucket])
         for (_, parameter), piece in zip(bucket, pieces, strict=True):
             parameter.grad = piece.view_as(parameter)
-
-
-@contextmanager
-def averaged_after(last: bool, *rounds: tuple[Named, Replicas, int]) -> Iterator[None]:
-    """Around a micro-batch: behind the ``last`` one, ``average`` each (parameters, replicas, divisor), as the end of the backward phase."""
-    yield
-    if last:
-        with torch.profiler.record_function("backward"):
-            for named, over, divisor in rounds:
-                average(named, over, divisor)
 
 
 def expected(parameters: Iterable[tuple[str, nn.Parameter]], over: Replicas) -> list[Expected]:

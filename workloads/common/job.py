@@ -107,5 +107,6 @@ class Training:
     step: Callable[[Tensor, Tensor, Any], Tensor | None] | None = None
     autocast: bool = True
     scaler: Any = None
+    before_optimizer: Callable[[], None] | None = None  # between the last backward and the optimizer's step
     finish: Callable[[], None] | None = None  # after the last step, outside of the recording
     describe: dict[str, Any] = field(default_factory=dict)

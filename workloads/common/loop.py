@@ -137,6 +137,9 @@ def step(job: Job, training: Training, ids_BT: Tensor, targets_BT: Tensor, recor
             with recorder.phase("backward"):
                 (training.scaler.scale(loss) if training.scaler is not None else loss).backward()
         total += loss.detach()
+    if training.before_optimizer is not None:
+        with recorder.phase("backward"):
+            training.before_optimizer()
     with recorder.phase("optimizer"):
         if training.scaler is not None:
             training.scaler.step(training.optimizer)

@@ -56,9 +56,8 @@ def reshard_of(text: str, world: int) -> bool | int:
         return text == "true"
     if text.isdecimal() and 1 < int(text) < world and world % int(text) == 0:
         return int(text)
-    raise UsageError(
-        f"--reshard-after-forward {text} is neither true nor false nor a proper divisor of {world} ranks", "say true, false or such a number"
-    )
+    problem = f"--reshard-after-forward {text} is neither true nor false nor a proper divisor of {world} ranks"
+    raise UsageError(problem, "say true, false or such a number")
 
 
 def unit_elements(model: nn.Module) -> dict[str, list[int]]:
@@ -102,6 +101,8 @@ def expected(
         lines.append(
             Expected("reduce_scatter", "dp_shard", "gradient_scatter", reductions * len(units), reductions * reduce * everything)
         )
+    if job.settings.precision == "fp16":  # whether any gradient overflowed
+        lines.append(Expected("all_reduce", "dp_shard", "metrics", 1, 4))
     if replicas > 1:
         size = reductions * reduce * everything // world
         lines.append(Expected("all_reduce", "dp_replicate", "gradient_sync", reductions * len(units), size))

@@ -8,6 +8,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
+    PrepareModuleOutput,
     RowwiseParallel,
     SequenceParallel,
     parallelize_module,
@@ -55,13 +56,14 @@ def tensor_parallel(model: Transformer, mesh: DeviceMesh) -> None:
 
 
 def sequence_parallel(model: Transformer, mesh: DeviceMesh) -> None:
-    """The same, and between attention and MLP every rank holds only its share of the tokens: all-reduce becomes reduce-scatter + all-gather.
+    """The same, and between attention and MLP a rank holds only its share of the tokens: all-reduce becomes reduce-scatter + all-gather.
 
     The embedding's output is cut, the head's input gathered; norms work on their share, so their gradients are summed at the end.
     """
     sequence = Shard(1)
     if model.embedding is not None:
-        parallelize_module(model, mesh, {"embedding": _output_sharded()})
+        cut = PrepareModuleOutput(output_layouts=(Replicate(),), desired_output_layouts=(sequence,))
+        parallelize_module(model, mesh, {"embedding": cut})
     for block in model.layers.values():
         plan = {
             "attention_norm": SequenceParallel(),
@@ -77,20 +79,41 @@ def sequence_parallel(model: Transformer, mesh: DeviceMesh) -> None:
         }
         parallelize_module(block, mesh, plan)
     if model.norm is not None:
-        parallelize_module(model, mesh, {"norm": SequenceParallel(), "head": PrepareModuleInput(input_layouts=(sequence,), desired_input_layouts=(Replicate(),))})
-
-
-def _output_sharded():
-    from torch.distributed.tensor.parallel import PrepareModuleOutput
-
-    return PrepareModuleOutput(output_layouts=(Replicate(),), desired_output_layouts=(Shard(1),), use_local_output=True)
+        whole = PrepareModuleInput(input_layouts=(sequence,), desired_input_layouts=(Replicate(),), use_local_output=True)
+        parallelize_module(model, mesh, {"norm": SequenceParallel(), "head": whole})
 
 
 def expected_tensor_parallel(job: Job, layers: list[int], tokens: int) -> list[Expected]:
     """All-reduces over tp for so many layers and tokens a step: two in forward, two in backward, each of tokens x hidden elements."""
     if job.size("tp") == 1:
         return []
-    width = 2 if job.settings.precision in ("bf16", "fp16") else 4
+    # Under autocast outputs are 16-bit, while the inputs (from a norm) and so their gradients stay fp32.
+    forward = 2 if job.settings.precision in ("bf16", "fp16") else 4
     calls = 4 * len(layers) * job.settings.micro_batches
-    size = 4 * len(layers) * tokens * job.shape.hidden * width
+    size = 2 * len(layers) * tokens * job.shape.hidden * (forward + 4)
     return [Expected("all_reduce", "tp", "tensor_parallel", calls, size)]
+
+
+def reduce_norm_gradients(model: nn.Module) -> None:
+    """Sum the gradients of norms over the ranks that each saw their own tokens, once, before the optimizer uses them several times."""
+    for parameter in model.parameters():
+        gradient = parameter.grad
+        if isinstance(gradient, DTensor) and any(placement.is_partial() for placement in gradient.placements):
+            parameter.grad = gradient.redistribute(placements=[Replicate() if p.is_partial() else p for p in gradient.placements])
+
+
+def expected_sequence_parallel(job: Job, layers: list[int], tokens: int) -> list[Expected]:
+    """Collectives over tp for so many layers and tokens a step; the embedding and the head are there where layer 0 and the last are."""
+    if job.size("tp") == 1:
+        return []
+    first, last = int(0 in layers), int(job.shape.layers - 1 in layers)
+    rounds, size = job.settings.micro_batches, tokens * job.shape.hidden
+    # Under autocast what comes out of a matrix is 16-bit, and so is its gradient; what goes in comes from a norm and is fp32.
+    output = 2 if job.settings.precision in ("bf16", "fp16") else 4
+    outer, inputs, outputs, norms = first + last, 2 * len(layers), 2 * len(layers), 2 * len(layers) + last
+    both = 4 * inputs + output * outputs
+    return [
+        Expected("all_gather", "tp", "sequence_parallel", rounds * (inputs + outputs + outer), (both + 4 * outer) * size),
+        Expected("reduce_scatter", "tp", "sequence_parallel", rounds * (inputs + outputs), both * size),
+        Expected("all_reduce", "tp", "tensor_parallel", norms, 4 * norms * job.shape.hidden),
+    ]
