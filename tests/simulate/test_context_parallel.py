@@ -69,14 +69,16 @@ def test_places_of_tokens():
 @st.composite
 def sizes(draw):
     c = draw(st.integers(1, 5))
-    kv_heads = c * draw(st.integers(1, 2)) if draw(st.booleans()) else draw(st.integers(1, 3))
+    kv_heads = draw(st.integers(1, 4))
+    heads = kv_heads * draw(st.sampled_from([1, 2, c]))
     return Arguments(
-        algorithm=draw(st.sampled_from([name for name in ALGORITHMS if name != "ulysses" or kv_heads % c == 0])),
+        algorithm=draw(st.sampled_from([name for name in ALGORITHMS if name != "ulysses" or heads % c == 0])),
         cp=c,
         causal=draw(st.booleans()),
+        keep_gathered=draw(st.booleans()),
         sequence=c * draw(st.integers(1, 4)),
         batch=draw(st.integers(1, 2)),
-        heads=kv_heads * draw(st.integers(1, 2)),
+        heads=heads,
         kv_heads=kv_heads,
         head_size=draw(st.integers(1, 4)),
         element_bytes=draw(st.sampled_from([1, 2, 4])),
@@ -98,12 +100,12 @@ def test_the_ring_of_four_ranks():
     assert [(m.source, m.target, m.label, m.bytes) for m in first.messages] == [
         (r, (r + 1) % 4, f"k, v of rank {r}", block) for r in range(4)
     ]
-    assert [m.label for m in done.moments[-1].messages] == [f"dk, dv of rank {(r + 1) % 4}" for r in range(4)]
-    assert [len(moment.messages) for moment in done.moments] == [0, 4, 4, 4, 0, 0, 4, 4, 4, 4]
+    assert [m.label for m in done.moments[-2].messages] == [f"dk, dv of rank {(r + 1) % 4}" for r in range(4)]
+    assert [len(moment.messages) for moment in done.moments] == [0, 4, 4, 4, 0, 0, 4, 8, 8, 4, 0]
     table = done.tables[0].frame.set_index("algorithm")
-    assert table["forward"].to_dict() == {"all_gather": 1536, "ring": 3 * block, "blockwise": 1920, "ulysses": 768}
-    assert table["backward"].to_dict() == {"all_gather": 3072, "ring": 7 * block, "blockwise": 2400, "ulysses": 768}
-    assert [call.kind for call in done.calls] == ["send", "recv"] * 7
+    assert table["forward"].to_dict() == {"all_gather": 1536, "ring": 3 * block, "blockwise": 1824, "ulysses": 768}
+    assert table["backward"].to_dict() == {"all_gather": 3072, "ring": 6 * block, "blockwise": 2496, "ulysses": 768}
+    assert [call.kind for call in done.calls] == ["send", "recv"] * 9
     assert {(call.axis, call.purpose) for call in done.calls} == {("cp", "context_parallel")}
 
 
@@ -125,10 +127,16 @@ def test_calls_of_the_other_algorithms():
     kinds = {name: [(c.kind, c.phase) for c in context_parallel.run(Arguments(algorithm=name)).calls] for name in ALGORITHMS}
     assert kinds["all_gather"] == [("all_gather", "forward"), ("all_gather", "backward"), ("reduce_scatter", "backward")]
     assert kinds["blockwise"] == [
-        ("all_gather", "forward"), ("all_gather", "forward"), ("reduce_scatter", "forward"),
+        ("all_gather", "forward"), ("all_reduce", "forward"), ("reduce_scatter", "forward"),
         ("all_gather", "backward"), ("all_gather", "backward"), ("reduce_scatter", "backward"),
     ]  # fmt: skip
     assert kinds["ulysses"] == [("all_to_all", "forward")] * 4 + [("all_to_all", "backward")] * 4
+
+
+def test_gathered_keys_that_are_kept_need_no_second_all_gather():
+    done = context_parallel.run(Arguments(algorithm="all_gather", keep_gathered=True))
+    assert [call.kind for call in done.calls] == ["all_gather", "reduce_scatter"]
+    assert any(cell.label == "k and v of all" for cell in done.moments[2].holds[0])
 
 
 def test_what_does_not_fit_is_left_out_and_named():
@@ -149,7 +157,7 @@ def test_a_wrong_gradient_is_found(monkeypatch):
     [
         ({"sequence": 10}, "10 tokens do not divide by 4 ranks"),
         ({"layout": "zigzag", "sequence": 12}, "12 tokens into 8 parts"),
-        ({"algorithm": "ulysses", "kv_heads": 2}, "2 heads of keys and values do not divide by 4"),
+        ({"algorithm": "ulysses", "heads": 6}, "6 heads do not divide by 4"),
         ({"kv_heads": 3}, "3 heads of keys and values do not divide 4 heads"),
         ({"cp": 0}, "cp 0"),
         ({"head_size": -2}, "head size -2"),

@@ -70,6 +70,7 @@ def sizes(draw):
         kv_heads=kv_heads,
         ffn=t * draw(st.integers(1, 5)),
         causal=draw(st.booleans()),
+        keep_gathered=draw(st.booleans()),
         element_bytes=draw(st.sampled_from([1, 2, 4])),
         seed=draw(st.integers(0, 99)),
     )
@@ -125,6 +126,15 @@ def test_sequence_parallel_keeps_a_share_of_the_tokens():
         for done in (tensor_parallel.run(Arguments(tp=4, part="mlp", sequence_parallel=way)) for way in (False, True))
     )
     assert plain == 4 * shared
+
+
+def test_keeping_the_gathered_input_saves_an_all_gather_a_block():
+    kinds = {}
+    for kept in (False, True):
+        calls = tensor_parallel.run(Arguments(sequence_parallel=True, keep_gathered=kept)).calls
+        kinds[kept] = [call.kind for call in calls if call.purpose == "sequence_parallel"]
+    assert (kinds[False].count("all_gather"), kinds[False].count("reduce_scatter")) == (6, 4)
+    assert (kinds[True].count("all_gather"), kinds[True].count("reduce_scatter")) == (4, 4)
 
 
 def test_an_error_in_one_rank_is_found(monkeypatch):

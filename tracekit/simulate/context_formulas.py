@@ -6,6 +6,7 @@ each.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
@@ -23,6 +24,7 @@ class Sizes:
     d: int
     element_bytes: int
     causal: bool
+    keep_gathered: bool = False
 
     @property
     def tokens(self) -> int:
@@ -41,25 +43,26 @@ class Expected(NamedTuple):
 
 def expected_sent(algorithm: str, sizes: Sizes) -> Expected:
     """What a rank sends, in closed form. One block: n tokens of queries are n b a d elements, of keys and values 2 n b g d."""
-    hops, e, n, s = sizes.c - 1, sizes.element_bytes, sizes.tokens, sizes.s
+    hops, e, n = sizes.c - 1, sizes.element_bytes, sizes.tokens
     queries, keys = n * sizes.b * sizes.a * sizes.d * e, 2 * n * sizes.b * sizes.g * sizes.d * e
     if algorithm == "all_gather":
-        return Expected(hops * keys, 2 * hops * keys, hops, 2 * hops)
+        again = 1 if sizes.keep_gathered else 2
+        return Expected(hops * keys, again * hops * keys, hops, again * hops)
     if algorithm == "ring":
-        home = 1 if hops else 0
-        return Expected(hops * keys, (2 * hops + home) * keys, hops, hops + home)
+        return Expected(hops * keys, 2 * hops * keys, hops, 2 * hops)
     if algorithm == "ulysses":
-        traded = hops * (2 * queries + keys) // sizes.c
+        copies = math.lcm(sizes.g, sizes.c) // sizes.g
+        traded = hops * (2 * queries + copies * keys) // sizes.c
         return Expected(traded, traded, 4 * hops, 4 * hops)
-    statistics = sizes.b * sizes.a * e
-    return Expected(hops * (2 * queries + statistics * s), hops * (3 * queries + statistics * n), 3 * hops, 3 * hops)
+    statistics = n * sizes.b * sizes.a * e
+    return Expected(hops * (2 * queries + 3 * statistics), hops * (3 * queries + 2 * statistics), 4 * hops, 3 * hops)
 
 
 FORMULAS = {
-    "all_gather": "forward F(c) 2 s b g d e, backward twice that (all-gather again, reduce-scatter of dk, dv)",
-    "ring": "forward c-1 hops of B = 2 (s/c) b g d e, backward 2(c-1) B + B, arXiv:2310.01889",
-    "blockwise": "forward F(c) 2 s b a d e + (c-1) b a s e, backward F(c) (3 s b a d e + b a s e)",
-    "ulysses": "F(c) s b (2 a + 2 g) d e / c each way, arXiv:2309.14509",
+    "all_gather": "forward F(c) 2 s b g d e, backward twice that (all-gather again unless kept, reduce-scatter of dk, dv)",
+    "ring": "forward c-1 hops of B = 2 (s/c) b g d e, backward 2(c-1) of them, arXiv:2310.01889",
+    "blockwise": "F(c) s b a e times 2d + 3 (q; lse twice; outputs, weights) in forward, 3d + 2 (q, dout; lse, delta; dq) in backward",
+    "ulysses": "F(c) s b (2 a + 2 g) d e / c each way, arXiv:2309.14509; g rounded up to a multiple of c that it divides",
 }
 
 

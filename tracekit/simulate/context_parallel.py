@@ -41,6 +41,7 @@ class Arguments:
     heads: int = field(default=4, metadata={"help": "Heads a of queries."})
     kv_heads: int = field(default=0, metadata={"help": "Heads of keys and values; 0: as many as heads."})
     head_size: int = field(default=8, metadata={"help": "Elements d of a head."})
+    keep_gathered: bool = field(default=False, metadata={"help": "all_gather keeps k and v of all tokens for backward."})
     element_bytes: int = field(default=2, metadata={"help": "Bytes of one element held or under way."})
     seed: int = field(default=0, metadata={"help": "Seed of q, k, v and the gradient of the output."})
 
@@ -79,7 +80,7 @@ def run(arguments: Arguments) -> Experiment:
         calls=chosen.machine.ranks.network.calls(0),
         notes=[
             "Load is counted in scores: one query-key pair of one head that the mask lets through. A block that the mask hides costs none.",
-            "In the ring dk and dv take one hop more than k and v: the last one brings them home.",
+            "In the ring a rank's own share of its dk and dv stays at home, so that the others' are home after c-1 hops.",
             *left_out,
         ],
     )
@@ -95,7 +96,7 @@ def _checked(a: Arguments) -> Sizes:
     for what, value, choices in (("algorithm", a.algorithm, tuple(ALGORITHMS)), ("layout", a.layout, LAYOUTS)):
         if value not in choices:
             raise UsageError(f"there is no {what} {value!r}", f"choose one of {', '.join(choices)}")
-    sizes = Sizes(a.cp, a.sequence, a.batch, a.heads, a.kv_heads or a.heads, a.head_size, a.element_bytes, a.causal)
+    sizes = Sizes(a.cp, a.sequence, a.batch, a.heads, a.kv_heads or a.heads, a.head_size, a.element_bytes, a.causal, a.keep_gathered)
     if sizes.a % sizes.g:
         raise UsageError(f"{sizes.g} heads of keys and values do not divide {sizes.a} heads", "choose a divisor of the heads")
     scores = sizes.s**2 * sizes.b * sizes.a
@@ -114,8 +115,8 @@ def _misfit(name: str, sizes: Sizes) -> str | None:
         return f"{sizes.s} tokens do not divide by {sizes.c} ranks"
     if name == "zigzag" and sizes.s % (2 * sizes.c):
         return f"zigzag cuts {sizes.s} tokens into {2 * sizes.c} parts, two a rank, and they do not divide"
-    if name == "ulysses" and sizes.g % sizes.c:
-        return f"ulysses gives every rank whole heads, and {sizes.g} heads of keys and values do not divide by {sizes.c}"
+    if name == "ulysses" and sizes.a % sizes.c:
+        return f"ulysses gives every rank whole heads, and {sizes.a} heads do not divide by {sizes.c}"
     return None
 
 
@@ -128,7 +129,7 @@ def _run_layout(layout: str, algorithms: Sequence[str], sizes: Sizes, seed: int)
     allowed = max(rounding(sizes.s * sizes.d, array) for array in wanted)
     done = []
     for name in algorithms:
-        machine = Machine(problem, PicturedRanks(sizes.c, sizes.element_bytes))
+        machine = Machine(problem, PicturedRanks(sizes.c, sizes.element_bytes), keep_gathered=sizes.keep_gathered)
         found = ALGORITHMS[name](machine)
         done.append(_Done(name, layout, machine, _errors(found, wanted), allowed))
     return done
@@ -168,7 +169,7 @@ def _checks(one: _Done, sizes: Sizes) -> list[Check]:
             "(2 s - n + 1)/(s + 1), n = s/c, for a causal mask over contiguous tokens, else 1",
         )
     )
-    steps = "c-1 a collective; the ring c-1 forward, c backward"
+    steps = "c-1 a collective and for going round once, an all-reduce 2(c-1)"
     backward_steps = network.steps - machine.forward_steps
     checks.append(Check(f"{one.name}: steps in forward", machine.forward_steps, expected.forward_steps, "steps", steps))
     checks.append(Check(f"{one.name}: steps in backward", backward_steps, expected.backward_steps, "steps", steps))

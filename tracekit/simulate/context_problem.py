@@ -11,6 +11,7 @@ import numpy.typing as npt
 from tracekit.simulate.attention import Mask, Partial, attend, attend_backward, attend_block, causal_mask, delta_of
 from tracekit.simulate.functions import Float
 from tracekit.simulate.pictured import PicturedRanks
+from tracekit.simulate.virtual import Tags
 
 Places = npt.NDArray[np.int64]
 LAYOUTS = ("contiguous", "zigzag")
@@ -96,14 +97,16 @@ def one_rank(problem: Problem) -> Results:
 class Machine:
     """The ranks at work on one problem. ``pairs[rank]``: scores a forward computes, a query-key pair of a head each.
 
-    ``rounds``: the same for every round in which all ranks work side by side, one list a round. ``forward_bytes[rank]`` and
-    ``forward_steps``: what had been sent, in how many logical steps, when forward ended.
+    ``rounds``: the same for every round in which all ranks work side by side, one list a round. ``keep_gathered``: all_gather keeps keys
+    and values of all tokens for backward. ``forward_bytes[rank]``, ``forward_steps``: what had been sent, in how many logical steps, when
+    forward ended.
     """
 
     problem: Problem
     ranks: PicturedRanks
     pairs: list[int] = field(default_factory=list)
     rounds: list[list[int]] = field(default_factory=list)
+    keep_gathered: bool = False
     forward_bytes: list[int] = field(default_factory=list)
     forward_steps: int = 0
 
@@ -147,3 +150,38 @@ def cells(machine: Machine, name: str, arrays: list[Float], owners: list[int] | 
     else:
         kind = "input" if name in ("q", "k", "v") else "activation"
     machine.ranks.keep(name, arrays, kind, labels)
+
+
+def tags(phase: str, label: str) -> Tags:
+    """What every transfer of context parallel is told."""
+    return {"axis": "cp", "purpose": "context_parallel", "phase": phase, "label": label}
+
+
+def floats(arrays: list[np.ndarray[tuple[int, ...], np.dtype[np.generic]]]) -> list[Float]:
+    """Arrays that have come from the network, as what they were."""
+    return [np.asarray(array, np.float64) for array in arrays]
+
+
+def pairs(one: list[Float], other: list[Float]) -> list[Float]:
+    """Two tensors a rank as one, in front: (2, tokens, ...)."""
+    return [np.stack(both) for both in zip(one, other, strict=True)]
+
+
+def results(machine: Machine, out: list[Float], dq: list[Float], dk: list[Float], dv: list[Float]) -> Results:
+    """The ranks' shares put together, for the comparison afterwards."""
+    return Results(*(machine.problem.whole(shares) for shares in (out, dq, dk, dv)))
+
+
+def start(machine: Machine) -> Shared:
+    """Every rank has its own tokens."""
+    shared = machine.problem.shared()
+    for name in ("q", "k", "v"):
+        cells(machine, name, getattr(shared, name))
+    machine.ranks.picture("start", "Every rank has q, k and v of its own tokens.")
+    return shared
+
+
+def keep_partials(machine: Machine, partials: list[Partial]) -> None:
+    """Hold unfinished attention."""
+    for name in ("o", "m", "l"):
+        cells(machine, name, [getattr(partial, name) for partial in partials])

@@ -31,6 +31,8 @@ _CALLS = {
 }
 _CALLS["attention"] = _CALLS["mlp"]
 _CALLS["layer"] = {key: 2 * count for key, count in _CALLS["mlp"].items()}
+#: All-gathers of a column linear's input in backward, which keeping it saves.
+_GATHERED_AGAIN = {"column": 1, "row": 0, "mlp": 1, "attention": 1, "layer": 2}
 #: Vectors of h elements whose gradients sequence parallel adds up in one all-reduce: row biases, and gamma and beta of both norms.
 _SMALL = {"column": 0, "row": 1, "mlp": 1, "attention": 1, "layer": 6}
 
@@ -42,6 +44,9 @@ class Arguments:
     tp: int = field(default=2, metadata={"help": "Tensor-parallel ranks t."})
     part: str = field(default="layer", metadata={"help": "Part that is shown step by step.", "choices": PARTS})
     sequence_parallel: bool = field(default=False, metadata={"help": "Show the steps with sequence parallel."})
+    keep_gathered: bool = field(
+        default=False, metadata={"help": "With sequence parallel keep the gathered inputs for backward (as DTensor; else as Megatron)."}
+    )
     sequence: int = field(default=8, metadata={"help": "Tokens s of a sequence."})
     batch: int = field(default=2, metadata={"help": "Sequences b."})
     hidden: int = field(default=16, metadata={"help": "Hidden size h."})
@@ -65,6 +70,7 @@ class _Sizes:
     kv_heads: int
     ffn: int
     element_bytes: int
+    keep_gathered: bool
 
     @property
     def full_bytes(self) -> int:
@@ -118,8 +124,8 @@ def run(arguments: Arguments) -> Experiment:
         checks=[check for one in done.values() for check in (*_error_checks(one), *_sent_checks(one, sizes))],
         calls=chosen.ranks.network.calls(0),
         notes=[
-            "With sequence parallel a column linear's input is gathered again in backward, because only the shard was kept: one all-gather "
-            "a block more than the all-reduces cost.",
+            "With sequence parallel a column linear's input is gathered again in backward, unless it is kept: one all-gather a block more "
+            "than the all-reduces cost.",
             "Bytes are those of the element size given; NumPy computes in 64 bits, so that errors show rounding and nothing else.",
         ],
     )
@@ -134,7 +140,8 @@ def _checked(a: Arguments) -> _Sizes:
             raise UsageError(f"{name.replace('_', ' ')} {getattr(a, name)} is negative", "give 0 or more")
     if a.part not in PARTS:
         raise UsageError(f"there is no part {a.part!r}", f"choose one of {', '.join(PARTS)}")
-    sizes = _Sizes(a.tp, a.sequence, a.batch, a.hidden, a.heads, a.kv_heads or a.heads, a.ffn or 4 * a.hidden, a.element_bytes)
+    kv_heads, ffn = a.kv_heads or a.heads, a.ffn or 4 * a.hidden
+    sizes = _Sizes(a.tp, a.sequence, a.batch, a.hidden, a.heads, kv_heads, ffn, a.element_bytes, a.keep_gathered)
     if sizes.h % sizes.heads:
         raise UsageError(f"{sizes.heads} heads do not divide the hidden size {sizes.h}", "choose a multiple of the heads")
     if sizes.heads % sizes.kv_heads:
@@ -169,7 +176,7 @@ def _model(sizes: _Sizes, a: Arguments) -> _Model:
 
 
 def _run_part(part: str, mode: str, model: _Model, sizes: _Sizes) -> _Done:
-    ranks = Ranks(sizes.t, mode == "sequence_parallel", sizes.element_bytes)
+    ranks = Ranks(sizes.t, mode == "sequence_parallel", sizes.element_bytes, sizes.keep_gathered)
     mlp, x, dy = model.mlp, model.x, model.dy
     found: Step
     wanted: Step
@@ -208,19 +215,23 @@ def _error_checks(one: _Done) -> list[Check]:
     ]
 
 
+def _full_calls(part: str, mode: str, sizes: _Sizes) -> int:
+    """Calls of s b h elements, an all-reduce counted twice: it is a reduce-scatter and an all-gather."""
+    count = sum(n * (2 if kind == "all_reduce" else 1) for (of, kind), n in _CALLS[part].items() if of == mode)
+    kept = mode == "sequence_parallel" and sizes.keep_gathered
+    return count - (_GATHERED_AGAIN[part] if kept else 0)
+
+
 def _expected_sent(part: str, mode: str, sizes: _Sizes) -> int:
     """Bytes a rank sends: F(t) S for each all-gather and reduce-scatter, twice that for an all-reduce; t divides all of them."""
-    twice = {"all_reduce": 2}
-    full = sum(twice.get(kind, 1) * count for (of, kind), count in _CALLS[part].items() if of == mode) * sizes.full_bytes
     small = 2 * _SMALL[part] * sizes.h * sizes.element_bytes if mode == "sequence_parallel" else 0
-    return (full + small) // sizes.t * (sizes.t - 1)
+    return (_full_calls(part, mode, sizes) * sizes.full_bytes + small) // sizes.t * (sizes.t - 1)
 
 
 def _expected_steps(part: str, mode: str, sizes: _Sizes) -> int:
     """Logical steps: t-1 for each all-gather and reduce-scatter, 2(t-1) for an all-reduce."""
     small = 2 if mode == "sequence_parallel" and _SMALL[part] else 0
-    counts = sum((2 if kind == "all_reduce" else 1) * count for (of, kind), count in _CALLS[part].items() if of == mode)
-    return (counts + small) * (sizes.t - 1)
+    return (_full_calls(part, mode, sizes) + small) * (sizes.t - 1)
 
 
 def _sent_checks(one: _Done, sizes: _Sizes) -> list[Check]:

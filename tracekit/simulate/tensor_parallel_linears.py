@@ -25,7 +25,7 @@ def run_column(ranks: Ranks, weight: Float, bias: Float, x: Float, dy: Float) ->
     ys = [x_ @ w + b for x_, w, b in zip(whole, weights, biases, strict=True)]
     ranks.keep("y columns", ys)
     ranks.picture("column: forward", "y of a rank's own columns; nothing is summed.")
-    again = ranks.gather(inputs, "backward", "column: input of the column linear, again")
+    again = ranks.gather_again(inputs, whole, "column: input of the column linear, again")
     dws = [matmul_gradient(x_, g) for x_, g in zip(again, gradients, strict=True)]
     dbs = [bias_gradient(g) for g in gradients]
     partials = [g @ w.T for g, w in zip(gradients, weights, strict=True)]

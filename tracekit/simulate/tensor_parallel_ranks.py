@@ -33,10 +33,14 @@ Indices = npt.NDArray[np.int64]
 
 
 class Ranks(PicturedRanks):
-    """Tensor-parallel ranks, with or without sequence parallel."""
+    """Tensor-parallel ranks, with or without sequence parallel.
 
-    def __init__(self, t: int, sequence_parallel: bool, element_bytes: int) -> None:
+    ``keep_gathered``: what a column linear gathered is kept for backward, as DTensor does; else it is gathered again, as Megatron does.
+    """
+
+    def __init__(self, t: int, sequence_parallel: bool, element_bytes: int, keep_gathered: bool = False) -> None:
         super().__init__(t, element_bytes)
+        self.keep_gathered = keep_gathered and sequence_parallel
         self.sequence_parallel = sequence_parallel
         self._purpose = "sequence_parallel" if sequence_parallel else "tensor_parallel"
 
@@ -54,6 +58,10 @@ class Ranks(PicturedRanks):
             return list(shares)
         found = self.network.all_gather(shares, self.group, axis="tp", purpose=self._purpose, phase=phase, label=label)
         return [np.asarray(array, np.float64) for array in found]
+
+    def gather_again(self, shares: Sequence[Float], kept: Sequence[Float], label: str) -> list[Float]:
+        """In backward, what ``gather`` gave in forward: ``kept``, or gathered once more."""
+        return list(kept) if self.keep_gathered else self.gather(shares, "backward", label)
 
     def add(self, partials: Sequence[Float], phase: str, label: str) -> list[Float]:
         """The sum over ranks: all-reduced, or reduce-scattered along the sequence with sequence parallel."""
@@ -130,9 +138,10 @@ def shard_block(block: Block, t: int) -> ShardedBlock:
 
 @dataclass(frozen=True)
 class SavedBlock:
-    """What each rank keeps of a block's forward."""
+    """What each rank keeps of a block's forward; ``whole`` is empty where the gathered input was let go."""
 
     inputs: Sequence[Float]
+    whole: Sequence[Float]
     middles: Sequence[Middle]
     outs: Sequence[Float]
 
@@ -153,7 +162,8 @@ def forward_block(ranks: Ranks, sharded: ShardedBlock, inputs: Sequence[Float]) 
         middles.append(saved)
         outs.append(u)
         partials.append(u @ row)
-    ranks.drop(f"{name} gathered input")
+    if not ranks.keep_gathered:
+        ranks.drop(f"{name} gathered input")
     ranks.keep(f"{name} z", [saved.z for saved in middles])
     ranks.keep(f"{name} u", outs)
     ranks.keep(f"{name} partial sum", partials, "partial_sum")
@@ -162,7 +172,7 @@ def forward_block(ranks: Ranks, sharded: ShardedBlock, inputs: Sequence[Float]) 
     ranks.drop(f"{name} partial sum")
     ranks.keep(f"{name} output", sums)
     ranks.picture(f"{name}: sum over ranks", f"The partial sums are {'reduce-scattered' if ranks.sequence_parallel else 'all-reduced'}.")
-    return sums, SavedBlock(inputs, middles, outs)
+    return sums, SavedBlock(inputs, whole if ranks.keep_gathered else (), middles, outs)
 
 
 def backward_block(
@@ -181,12 +191,12 @@ def backward_block(
     for used in ("z", "u", "output"):
         ranks.drop(f"{name} {used}")
     ranks.picture(f"{name}: backward of the row linear", "Gradients of the rows, and what goes back through the middle.")
-    whole = ranks.gather(saved.inputs, "backward", f"{name}: input of the column linear, again")
+    whole = ranks.gather_again(saved.inputs, saved.whole, f"{name}: input of the column linear, again")
     partials = []
     for rank, (x, dz) in enumerate(zip(whole, dzs, strict=True)):
         found[rank] |= {f"{name}.column": matmul_gradient(x, dz), f"{name}.column_bias": bias_gradient(dz)}
         partials.append(dz @ sharded.local(rank)[0].T)
-    for used in ("dz", "input"):
+    for used in ("dz", "input", "gathered input"):
         ranks.drop(f"{name} {used}")
     ranks.keep(f"{name} partial sum of dx", partials, "partial_sum")
     for part in found[0]:
