@@ -34,21 +34,34 @@ class Saved:
 
 
 @dataclass(frozen=True)
+class BackwardStep:
+    """A moment in the backward of a unit: ``saved`` bytes of its own still held, ``temporaries``: gradients of activations [bytes].
+
+    ``parts``: the layers (last but one word of a parameter's name) whose gradients are there; None: all of the unit.
+    """
+
+    saved: int
+    temporaries: int
+    parts: tuple[str, ...] | None = ()
+
+
+@dataclass(frozen=True)
 class Activations:
     """Bytes of one micro-batch on one rank, by unit of the model.
 
-    ``saved`` from forward to backward; ``recomputed`` comes back for the duration of a unit's backward; ``forward`` and ``backward`` are
-    what a unit's pass needs beside it for a moment. ``logits_saved`` stays from the loss to its backward, ``logits_forward`` and
-    ``logits_backward`` are the most that logits, their copies and gradients take in each. ``inputs``: token ids and targets.
+    ``saved`` from forward to backward; ``stream``: what one unit hands to the next; ``backward`` the moments of a unit's backward, with
+    what is computed again for it. ``logits_saved`` stays from the loss to its backward, ``logits_forward`` and ``logits_backward`` are the
+    most that logits, their copies and gradients take in each, ``logits_gradient`` what is left for the head's backward. ``inputs``: token
+    ids and targets.
     """
 
     saved: Mapping[str, int]
-    recomputed: Mapping[str, int] = field(default_factory=dict)
-    forward: Mapping[str, int] = field(default_factory=dict)
-    backward: Mapping[str, int] = field(default_factory=dict)
+    stream: int = 0
+    backward: Mapping[str, tuple[BackwardStep, ...]] = field(default_factory=dict)
     logits_saved: int = 0
     logits_forward: int = 0
     logits_backward: int = 0
+    logits_gradient: int = 0
     inputs: int = 0
 
 
@@ -174,54 +187,63 @@ def logits_bytes(shape: ModelShape, plan: Plan, e: int) -> int:
     return -(-tokens(shape, plan) * shape.vocabulary * e // t)
 
 
-def block_passing(shape: ModelShape, plan: Plan, layer: int) -> tuple[int, int]:
-    """(forward, backward): what a layer's passes need for a moment beside what is saved [bytes].
+def block_backward(shape: ModelShape, plan: Plan, layer: int) -> tuple[BackwardStep, ...]:
+    """The backward of one layer from its last matrix to its first, each with what is saved, new gradients and gradients passed on.
 
-    Forward the residual and the MLP's output. Backward the residual's gradient and that of the MLP's inner tensors: one for two linear
-    layers, two for gated ones, counted where the saved tensors they replace are already free.
+    S is the residual's gradient, F that of the MLP's inner tensors. A linear layer's backward holds its input, the gradient that comes, the
+    one it passes on and that of its weight; the input is free after it.
     """
     size = _Sizes(shape, plan)
-    width = shape.top_k * shape.expert_ffn if shape.has_experts(layer) else shape.ffn
+    saved = layer_saved(shape, plan, layer)
+    whole = sum(tensor.bytes for tensor in saved)
     stream = size.by_sequence("residual", shape.hidden).bytes
-    inner = size.tensor("inner", width * (2 if shape.gated else 1)).bytes
-    return 2 * stream, stream + inner
+    inner = size.tensor("inner", shape.top_k * shape.expert_ffn if shape.has_experts(layer) else shape.ffn).bytes
+    mlp = sum(tensor.bytes for tensor in saved if tensor.name.startswith(("mlp.", "experts.", "shared_experts.", "router.")))
+    inside = sum(tensor.bytes for tensor in saved if tensor.name.endswith((".up", ".activated", ".gate", ".gate_activated", ".product")))
+    heads = size.tensor("heads", shape.query_width + shape.key_width + shape.value_width).bytes
+    return (
+        BackwardStep(whole, stream + inner, ("down",)),
+        BackwardStep(whole - inner, stream + inner * (3 if shape.gated else 2), ("down",)),
+        BackwardStep(whole - inside, 2 * stream + inner * (2 if shape.gated else 1), ("down", "up")),
+        BackwardStep(whole - inside, (3 if shape.gated else 2) * stream + inner, ("down", "up", "gate")),
+        BackwardStep(whole - mlp, 3 * stream, ("down", "up", "gate", "router", "o")),
+        BackwardStep(whole - mlp, 2 * stream + heads, ("down", "up", "gate", "router", "mlp_norm", "o")),
+        BackwardStep(0, stream, None),
+    )
 
 
 def stage_activations(shape: ModelShape, plan: Plan, layers: list[int], first: bool, last: bool) -> Activations:
     """Activations of the layers of one stage (or one chunk of it), with embedding and head where they belong to it."""
     size = _Sizes(shape, plan)
     saved: dict[str, int] = {}
-    recomputed: dict[str, int] = {}
-    forward: dict[str, int] = {}
-    backward: dict[str, int] = {}
+    backward: dict[str, tuple[BackwardStep, ...]] = {}
     for layer in layers:
         unit = ROOT if plan.wrap == "whole" else f"layers.{layer}"
-        kept, again = layer_bytes(shape, plan, layer)
-        saved[unit] = saved.get(unit, 0) + kept
-        recomputed[unit] = max(recomputed.get(unit, 0), again)
-        forward[unit], backward[unit] = block_passing(shape, plan, layer)
+        saved[unit] = saved.get(unit, 0) + layer_bytes(shape, plan, layer)[0]
+        backward[unit] = block_backward(shape, plan, layer)
+    stream = size.by_sequence("residual", shape.hidden).bytes
     count = tokens(shape, plan)
     inputs = count * ID * (first + last)
     if first and shape.dropout:
         unit = "embedding" if plan.wrap == "ends" else ROOT
         saved[unit] = saved.get(unit, 0) + size.by_sequence("embedding_dropout_mask", shape.hidden, MASK).bytes
     if not last:
-        return Activations(saved, recomputed, forward, backward, inputs=inputs)
+        return Activations(saved, stream, backward, inputs=inputs)
     unit = "head" if plan.wrap == "ends" else ROOT
     head = [*_norm(size, "norm"), size.gathered("head.input", shape.hidden)]
     saved[unit] = saved.get(unit, 0) + sum(tensor.bytes for tensor in head)
-    return Activations(saved, recomputed, forward, backward, *_logits(shape, plan), inputs)
+    return Activations(saved, stream, backward, *_logits(shape, plan), inputs)
 
 
-def _logits(shape: ModelShape, plan: Plan) -> tuple[int, int, int]:
-    """(saved, most in forward, most in backward) of logits [bytes].
+def _logits(shape: ModelShape, plan: Plan) -> tuple[int, int, int, int]:
+    """(saved, most in forward, most in backward, gradient for the head) of logits [bytes].
 
     Forward: logits as computed, a copy in fp32 where they are not, and their log-softmax, which is saved. Backward: that, its gradient and
-    the gradient of what it was made of, 12 T V bytes. A fused loss holds the saved tensor only.
+    the gradient of what it was made of, 12 T V bytes; then one gradient in the type of the logits. A fused loss holds the saved tensor.
     """
     full, own = logits_bytes(shape, plan, FULL), logits_bytes(shape, plan, plan.recipe.autograd)
     if plan.fused_loss:
-        return full, full, full
+        return full, full, full, full
     held = own if plan.keeps_logits else 0
     forward = full + own + (full if plan.recipe.autograd != FULL else 0)
-    return full + held, forward, 3 * full + held
+    return full + held, forward, 3 * full + held, own + held

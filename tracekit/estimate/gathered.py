@@ -30,12 +30,16 @@ from tracekit.estimate.units import Unit
 
 @dataclass(frozen=True)
 class Transient:
-    """Bytes beside model state at one moment of one unit."""
+    """Bytes beside model state at one moment of one unit.
+
+    ``own``: how many copies of the unit's own gradients there are; while it computes, of those that are there already.
+    """
 
     what: str = "compute"
     gathered: int = 0
     buffers: int = 0
     unsharded: int = 0
+    own: int = 0
 
 
 @dataclass(frozen=True)
@@ -93,11 +97,11 @@ class Sharding:
 
     def backward(self, i: int) -> list[Transient]:  # noqa: ARG002
         """Moments of the backward of place i."""
-        return [Transient()]
+        return [Transient(own=1)]
 
-    def finish(self) -> Transient:
-        """After the backward of all places: the root's gradients are reduced."""
-        return Transient("reduce")
+    def finish(self) -> list[Transient]:
+        """After the backward of all places: the embedding's, then the root's gradients are reduced."""
+        return [Transient("embedding", own=1)]
 
 
 class Bucketed(Sharding):
@@ -110,15 +114,13 @@ class Bucketed(Sharding):
         self.bucket = bucket
         self.keeps_whole = keeps_whole
 
-    def backward(self, i: int) -> list[Transient]:
+    def backward(self, i: int) -> list[Transient]:  # noqa: ARG002
         """Gradients of the place are whole until they are in the bucket."""
-        own = 0 if self.keeps_whole else self.places[i].gradients + self.root_early
-        return [Transient("reduce", 0, self.bucket, own)]
+        return [Transient("compute", 0, self.bucket, 0 if self.keeps_whole else self.root_early, own=1)]
 
-    def finish(self) -> Transient:
+    def finish(self) -> list[Transient]:
         """The gradients of the embedding come last."""
-        own = 0 if self.keeps_whole or self.root is None else self.root.gradients
-        return Transient("reduce", 0, self.bucket, own)
+        return [Transient("embedding", 0, self.bucket, own=1)]
 
 
 class Fsdp2(Sharding):
@@ -160,20 +162,29 @@ class Fsdp2(Sharding):
         prefetched = self.places[i - 1].buffer if i and gathers else 0
         earlier = self.places[i + 1].reduce if i + 1 < len(self.places) else 0
         held = self._resident(i)
-        own = place.gradients + self.root_early
+        early, kept = self.root_early, self.kept_outputs(i + 1)
         output = place.reduced if self.plan.recipe.reduce != self.plan.recipe.gradient else 0
         return [
-            Transient("prefetch", held + place.whole, ahead + earlier, self.root_early),
-            Transient("compute", held + place.whole, prefetched + earlier, own),
-            Transient("reduce", held, prefetched + place.reduce + output, own),
+            Transient("prefetch", held + place.whole, ahead + earlier + kept, early),
+            Transient("compute", held + place.whole, prefetched + earlier + kept, early, own=1),
+            Transient("reduce", held, prefetched + place.reduce + output + kept, early, own=1),
         ]
 
-    def finish(self) -> Transient:
-        """The root's gradients are reduced when all else has been; the last place's reduce-scatter input is still there."""
+    def kept_outputs(self, first: int) -> int:
+        """HSDP that reduces in another type than it keeps holds the reduce-scatter output of every finished unit until backward ends."""
+        if self.plan.replicas == 1 or self.plan.recipe.reduce == self.plan.recipe.gradient:
+            return 0
+        return sum(place.reduced for place in self.places[first:])
+
+    def finish(self) -> list[Transient]:
+        """The root's gradients are reduced when all else has been; the last place's reduce-scatter input is there until then."""
+        kept = self.kept_outputs(0)
+        earlier = self.places[0].reduce if self.places else 0
         if self.root is None:
-            return Transient("reduce")
+            return [Transient("reduce", 0, earlier + kept)]
+        whole = 0 if self.plan.strategy.root_reshards and not self.root_early else self.root.whole
         output = self.root.reduced if self.plan.recipe.reduce != self.plan.recipe.gradient else 0
-        return Transient("reduce", 0, self.root.reduce + output, self.root.gradients)
+        return [Transient("embedding", whole, earlier + kept, own=1), Transient("reduce", 0, self.root.reduce + output + kept, own=1)]
 
 
 class Fsdp1(Sharding):
@@ -206,16 +217,20 @@ class Fsdp1(Sharding):
         beside = following.whole if following is not None and strategy.backward_prefetch == "pre" else 0
         later = following.whole if following is not None and strategy.backward_prefetch != "none" else 0
         held = self._resident(i)
-        own = place.gradients * (2 if self.flat else 1)
         wider = place.accumulated if self.plan.recipe.reduce != self.plan.recipe.autograd else 0
         return [
-            Transient("compute", held + place.whole + beside, 0, own + self.root_early),
-            Transient("reduce", held + later, place.reduced, place.gradients + wider + self.root_early),
+            Transient("compute", held + place.whole + beside, 0, self.root_early, own=1),
+            Transient("flatten", held + place.whole + beside, 0, self.root_early, own=2 if self.flat else 1),
+            Transient("reduce", held + later, place.reduced, wider + self.root_early, own=1),
         ]
 
-    def finish(self) -> Transient:
-        """The root's gradient is reduced."""
+    def finish(self) -> list[Transient]:
+        """The root's gradient is made flat and reduced."""
         if self.root is None:
-            return Transient("reduce")
+            return [Transient("reduce")]
         wider = self.root.accumulated if self.plan.recipe.reduce != self.plan.recipe.autograd else 0
-        return Transient("reduce", 0, self.root.reduced, self.root.gradients + wider)
+        whole = 0 if self.plan.strategy.root_reshards else self.root.whole
+        return [
+            Transient("embedding", whole, own=2 if self.flat else 1),
+            Transient("reduce", 0, self.root.reduced, wider, own=1),
+        ]

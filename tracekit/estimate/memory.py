@@ -8,9 +8,9 @@ their sum is what is allocated then; the peak is the largest sum. Categories are
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tracekit.estimate.activations import Activations
+from tracekit.estimate.activations import Activations, BackwardStep
 from tracekit.estimate.allocator import reserved_bytes, rounding
 from tracekit.estimate.buckets import MIB, assign
 from tracekit.estimate.gathered import Bucketed, Fsdp1, Fsdp2, Sharding, Transient, UnitBytes, unit_bytes
@@ -89,9 +89,12 @@ class _Walk:
         self.plan, self.parameters = plan, parameters
         self.chunks, self.now = activations, activations[-1]
         units = units_of(parameters, plan, shard_rank)
-        self.state = model_state(units, plan)
+        self.state = model_state(units, plan, parameters)
         self.root, self.places = _places(units, plan)
         self.early = _early_root_elements(parameters)
+        self.by_part = _by_part(parameters)
+        #: Gradients are kept whole, as autograd leaves them.
+        self.plain = plan.strategy.name in ("ddp", "zero1") or (plan.strategy.shards_parameters and not _needs_sharding(plan))
         self.sharding = _sharding(self)
         self.waiting = self._waiting(stage)
         self.lost = rounding(self.state.tensors) if plan.device == "cuda" else 0
@@ -115,29 +118,75 @@ class _Walk:
         names = [place.name for place in self.places]
         saved = [self.now.saved.get(name, 0) for name in names]
         beside = sum(size for unit, size in self.now.saved.items() if unit not in names)
+        stream, count = self.now.stream, len(names)
         for i, name in enumerate(names):
-            for transient in self.sharding.forward(i):
-                during = self.now.forward.get(name, 0) if transient.what == "compute" else 0
-                yield self._moment("forward", name, transient, sum(saved[: i + 1]), 0, during, -1, i + 1)
-        everything = sum(saved) + beside
-        loss, count = self.sharding.loss(), len(names)
-        yield self._moment("forward", "", loss, everything, self.now.logits_forward, 0, -1, count)
-        yield self._moment("backward", "", loss, everything, self.now.logits_backward, 0, -1, count)
+            for t in self.sharding.forward(i):
+                computes = t.what == "compute"
+                held = sum(saved[: i + 1] if computes else saved[:i])
+                yield self._moment("forward", name, t, held, stream * (2 if computes else 1), -1, i + computes)
+        everything, loss = sum(saved) + beside, self.sharding.loss()
+        yield self._moment("forward", "", loss, everything, 0, -1, count, self.now.logits_forward)
+        yield self._moment("backward", "", loss, everything, 0, -1, count, self.now.logits_backward)
+        head = replace(loss, what="head", unsharded=loss.unsharded + self.sharding.root_early)
+        yield self._moment("backward", "", head, everything, stream, 0 if not names else count, count, self.now.logits_gradient)
         for i in reversed(range(count)):
-            for transient in self.sharding.backward(i):
-                again = self.now.recomputed.get(names[i], 0) if transient.what == "compute" else 0
-                during = self.now.backward.get(names[i], 0) if transient.what == "compute" else 0
-                yield self._moment("backward", names[i], transient, sum(saved[: i + 1]) + again, 0, during, i, i + 1)
-        yield self._moment("backward", "", self.sharding.finish(), 0, 0, 0, -2, 0)
-        yield self._moment("optimizer", "", Transient("step"), 0, 0, self.state.optimizer_temporaries, -3, 0)
+            yield from self._backward(i, sum(saved[:i]), saved[i])
+        for t in self.sharding.finish():
+            yield self._moment("backward", "", self._owning(t, self._root_bytes()), 0, stream, -2, 0)
+        yield self._moment("optimizer", "", Transient("step"), 0, self.state.optimizer_temporaries, -3, 0)
 
-    def _moment(self, phase: str, unit: str, t: Transient, activations: int, logits: int, temporaries: int, done: int, held: int) -> Moment:
-        """``done``: place in backward (-1 before it, -2 after all places, -3 at the optimizer); ``held``: places whose casts are alive."""
+    def _root_bytes(self) -> int:
+        """Whole gradients of the root, where they are not kept as they are [bytes]."""
+        return self.root.gradients if self.root is not None and not self.plain else 0
+
+    def _backward(self, i: int, earlier: int, own: int) -> Iterator[Moment]:
+        """Moments of the backward of place i; ``earlier`` saved bytes of the places before, ``own`` of this one."""
+        place = self.places[i]
+        steps = self.now.backward.get(place.name) or (BackwardStep(own, self.now.stream), BackwardStep(0, self.now.stream, None))
+        for t in self.sharding.backward(i):
+            if t.what == "prefetch":
+                yield self._moment("backward", place.name, t, earlier + steps[0].saved, self.now.stream, i + 1, i + 1)
+            elif t.what != "compute":
+                yield self._moment("backward", place.name, self._owning(t, place.gradients), earlier, self.now.stream, i, i + 1)
+            else:
+                for step in steps:
+                    elements = self._elements(place.name, step.parts)
+                    there = elements * self.plan.recipe.autograd
+                    kept = 0 if not self.plain else elements * self.plan.recipe.gradients - place.kept
+                    moment = self._owning(t, there)
+                    yield self._moment("backward", place.name, moment, earlier + step.saved, step.temporaries, i, i + 1, partly=kept)
+
+    def _owning(self, t: Transient, own: int) -> Transient:
+        """The moment with its unit's gradients, unless those are kept as they are."""
+        return t if self.plain else replace(t, unsharded=t.unsharded + t.own * own)
+
+    def _elements(self, name: str, parts: tuple[str, ...] | None) -> int:
+        """Elements of the parameters of a unit whose gradients are there."""
+        if parts is None:
+            return self.by_part[name][""]
+        return sum(self.by_part[name].get(part, 0) for part in parts)
+
+    def _moment(
+        self,
+        phase: str,
+        unit: str,
+        t: Transient,
+        activations: int,
+        temporaries: int,
+        done: int,
+        held: int,
+        logits: int = 0,
+        partly: int = 0,
+    ) -> Moment:
+        """``done``: place in backward (-1 before it, -2 after all places, -3 at the optimizer); ``held``: places whose casts are alive.
+
+        ``partly``: what the place's kept gradients are too much, while only some of them are there (negative or 0).
+        """
         last = done == -3
         gradients, whole = self._gradients(done)
         sizes = {
             "parameters": self.state.parameters,
-            "gradients": gradients,
+            "gradients": gradients + (partly if self._builds_up(done) else 0),
             "optimizer_state": self.state.optimizer_state,
             "gathered_parameters": t.gathered,
             "unsharded_gradients": t.unsharded + whole,
@@ -150,6 +199,10 @@ class _Walk:
         }
         return Moment(phase, unit, t.what, sizes)
 
+    def _builds_up(self, done: int) -> bool:
+        """Whether gradients come one by one in this backward: not when they are views of buckets, or there from micro-batches before."""
+        return done >= 0 and not self.state.gradients_are_buckets and self.plan.batch.micro_batches == 1
+
     def _casts(self, held: int) -> int:
         """Copies of whole parameters in the compute type, which autocast makes and autograd keeps."""
         recipe = self.plan.recipe
@@ -160,29 +213,35 @@ class _Walk:
 
     def _gradients(self, done: int) -> tuple[int, int]:
         """(gradients kept to the optimizer, whole ones that are added up before they are reduced) [bytes]."""
-        plan = self.plan
-        if self.state.gradients_are_buckets:
+        plan, many = self.plan, self.plan.batch.micro_batches > 1
+        if self.state.gradients_are_buckets or done == -3 or (many and (plan.strategy.syncs_each or self.plain)):
             return self.state.gradients, 0
-        root_kept = self.root.kept if self.root is not None else 0
-        many = plan.batch.micro_batches > 1
-        sharded = plan.strategy.shards_parameters and _needs_sharding(plan)
-        if done == -3 or (many and (plan.strategy.syncs_each or not sharded)):
-            return self.state.gradients, 0
-        finished = self.places[done + 1 :] if done >= 0 else self.places if done == -2 else ()
-        if not sharded and plan.strategy.name != "zero2":  # whole gradients are kept from the moment they are there
-            finished = self.places[done:] if done >= 0 else finished
-            early = self.early if done >= 0 else 0
-            return sum(place.kept for place in finished) + (root_kept if done == -2 else early), 0
-        if not many or not sharded:
-            return sum(place.kept for place in finished), 0
+        finished = self.places[max(done, 0) if self.plain else done + 1 :] if done >= 0 else self.places if done == -2 else ()
+        kept = sum(place.kept for place in finished)
+        if self.plain:
+            root = 0 if self.root is None else self.root.kept if done == -2 else self.early if done >= 0 else 0
+            return kept + root, 0
+        if not many:
+            return kept, 0
         left = self.places[: done + 1] if done >= 0 else () if done == -2 else self.places
-        root_whole = self.root.accumulated if self.root is not None else 0
-        return sum(place.kept for place in finished), sum(place.accumulated for place in left) + root_whole
+        return kept, sum(place.accumulated for place in left) + (self.root.accumulated if self.root is not None else 0)
 
 
 def _needs_sharding(plan: Plan) -> bool:
     """False for a group of one that computes with what it stores: nothing is gathered, gradients are kept as they come."""
     return plan.strategy.framework == "torch_fsdp2" or plan.shard > 1 or plan.recipe.compute != plan.recipe.parameter
+
+
+def _by_part(parameters: Sequence[Parameter]) -> dict[str, dict[str, int]]:
+    """Elements of each unit by the last but one word of its parameters' names (``down`` of layers.0.mlp.down.weight); '' is all of it."""
+    found: dict[str, dict[str, int]] = {}
+    for parameter in parameters:
+        parts = found.setdefault(parameter.unit, {"": 0})
+        words = parameter.name.rsplit(".", 2)
+        part = words[-2] if len(words) > 1 else parameter.name
+        parts[part] = parts.get(part, 0) + parameter.elements
+        parts[""] += parameter.elements
+    return found
 
 
 def _places(units: Sequence[Unit], plan: Plan) -> tuple[UnitBytes | None, list[UnitBytes]]:
@@ -212,9 +271,8 @@ def _sharding(walk: _Walk) -> Sharding:
     """The behaviour of the plan's strategy. Sets the bytes of the root's early gradients on the walk."""
     plan = walk.plan
     name, recipe = plan.strategy.name, plan.recipe
-    plain = not plan.strategy.shards_parameters or not _needs_sharding(plan)
-    transient = walk.early * recipe.autograd
-    walk.early = walk.early * recipe.gradients if plain else transient
+    transient = 0 if walk.plain else walk.early * recipe.autograd
+    walk.early *= recipe.gradients
     if name in ("zero1", "zero2") and plan.shard > 1 and not walk.state.buckets:
         cap = plan.strategy.bucket_cap_mb
         limit = int(cap * MIB) if cap is not None else ZERO_BUCKET_BYTES
@@ -222,7 +280,7 @@ def _sharding(walk: _Walk) -> Sharding:
         largest = max(sizes, default=0)
         output = -(-largest // plan.shard) if not plan.strategy.deepspeed_allreduce else 0
         return Bucketed(plan, walk.places, walk.root, transient, largest + output, name == "zero1")
-    if plain:
+    if walk.plain or name == "zero2":
         return Sharding(plan, walk.places, walk.root)
     if plan.strategy.framework == "torch_fsdp2":
         return Fsdp2(plan, walk.places, walk.root, transient)

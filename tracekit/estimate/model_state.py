@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from tracekit.estimate.padding import Rules, local_state, padded
-from tracekit.estimate.parameters import Parameter, elements_of, largest
+from tracekit.estimate.padding import Rules, fsdp1_starts, fsdp2_local, local_state, padded
+from tracekit.estimate.parameters import Parameter, elements_of
 from tracekit.estimate.plan import Plan
 from tracekit.estimate.recipe import moment_bytes
 from tracekit.estimate.units import Unit
@@ -38,8 +39,8 @@ class ModelState:
         return self.parameters + self.gradients + self.optimizer_state + self.buckets
 
 
-def model_state(units: Sequence[Unit], plan: Plan) -> ModelState:
-    """Model state of the rank that holds these units."""
+def model_state(units: Sequence[Unit], plan: Plan, order: Sequence[Parameter]) -> ModelState:
+    """Model state of the rank that holds these units; ``order``: their parameters as the optimizer goes through them."""
     strategy, recipe = plan.strategy, plan.recipe
     whole_parameters = not strategy.shards_parameters
     whole_gradients = strategy.name in ("ddp", "zero1")
@@ -58,7 +59,7 @@ def model_state(units: Sequence[Unit], plan: Plan) -> ModelState:
         buckets,
         ddp and strategy.gradient_as_bucket_view,
         tuple(_tensors(units, plan, buckets)),
-        optimizer_temporaries(units, plan, state),
+        optimizer_temporaries(units, plan, state, order),
     )
 
 
@@ -98,22 +99,40 @@ def _shard(rules: Rules, parameter: Parameter, w: int) -> int:
     return padded(rules, [parameter], w) // w
 
 
-def optimizer_temporaries(units: Sequence[Unit], plan: Plan, state: int) -> int:
-    """Most that Adam's step needs for a moment [bytes] (torch/optim/adam.py).
+def optimizer_temporaries(units: Sequence[Unit], plan: Plan, state: int, order: Sequence[Parameter]) -> int:
+    """Most that Adam's step needs for a moment [bytes] (torch/optim/adam.py; the loop checked against torch 2.13).
 
-    foreach: the square roots of all second moments at once; loop: two copies of the largest parameter's; fused and sgd: nothing.
+    foreach: the square roots of all second moments at once. loop: two copies of one parameter's while the last parameter's is still there:
+    the largest of 2 n_i + n_(i-1). fused, sgd and momentum: nothing.
     """
     recipe, loop = plan.recipe, plan.optimizer_loop
     if len(recipe.moments) < 2 or loop == "fused":
         return 0
     if loop == "auto":
         loop = "foreach" if plan.device == "cuda" and plan.strategy.framework != "torch_fsdp2" else "loop"
-    size = recipe.moments[-1]
     if loop == "foreach":
-        return state * size
-    if plan.strategy.name == "ddp":
-        return 2 * size * max((largest(unit.parameters) for unit in units), default=0)
-    return 2 * size * max((-(-largest(unit.parameters) // unit.w) for unit in units), default=0)
+        return state * recipe.moments[-1]
+    local = _local_elements(units, plan)
+    sizes = [0, *(local[parameter.name] for parameter in order if local.get(parameter.name))]
+    return max((2 * now + before for before, now in pairwise(sizes)), default=0) * recipe.moments[-1]
+
+
+def _local_elements(units: Sequence[Unit], plan: Plan) -> dict[str, int]:
+    """Elements of each parameter whose state this rank keeps (rank 0 of the shard group)."""
+    strategy = plan.strategy
+    found: dict[str, int] = {}
+    for unit in units:
+        if strategy.name == "ddp" or unit.w == 1:
+            found.update({parameter.name: parameter.elements for parameter in unit.parameters})
+        elif strategy.framework == "torch_fsdp1" and strategy.use_orig_params:
+            starts, _ = fsdp1_starts(unit.parameters, plan.recipe.compute, True)
+            for start, parameter in zip(starts, unit.parameters, strict=True):
+                found[parameter.name] = max(0, min(unit.shard, start + parameter.elements) - start)
+        elif strategy.framework == "torch_fsdp2":
+            found.update({parameter.name: fsdp2_local(parameter, unit.w, 0) for parameter in unit.parameters})
+        else:
+            found[unit.parameters[0].name] = unit.state
+    return found
 
 
 def unsharded(parameters: Sequence[Parameter], plan: Plan) -> int:
