@@ -72,6 +72,33 @@ class Timeline:
 
 
 @dataclass(frozen=True)
+class StackedArea:
+    """Amounts over time, one on top of the other: ``series[name][i]`` holds from ``x[i]`` [us] until ``x[i + 1]``.
+
+    ``lines`` are amounts drawn over them, ``marks`` moments with a word each: (x, label).
+    """
+
+    title: str
+    x: Sequence[float]
+    series: Mapping[str, Sequence[float]]
+    unit: str
+    lines: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    marks: Sequence[tuple[float, str]] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Treemap:
+    """Areas within areas: ``paths[i]`` are the names from the outermost area to the one of size ``values[i]``; paths are distinct."""
+
+    title: str
+    paths: Sequence[Sequence[str]]
+    values: Sequence[float]
+    unit: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class Table:
     """A table for a reader: sortable and filterable in the report. ``columns`` maps a column of ``frame`` to its heading, unit included.
 
@@ -87,7 +114,7 @@ class Table:
     missing: Mapping[str, str] = field(default_factory=dict)
 
 
-Chart = StackedBars | Heatmap | Timeline | Table
+Chart = StackedBars | Heatmap | StackedArea | Treemap | Timeline | Table
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tracekit.findings import Heatmap, StackedBars
+from tracekit.findings import Heatmap, StackedArea, StackedBars, Treemap
+from tracekit.report.areas import area_figure, area_info, tree_figure, tree_info
 from tracekit.report.palette import COLORS, HEAT, PLAIN, roles
 from tracekit.report.quantity import axis_unit, quantity
 from tracekit.report.text import plotly_text
@@ -155,8 +156,12 @@ def _numbered(info: HeatInfo) -> dict[str, Any]:
     }
 
 
-def figure(chart: StackedBars | Heatmap) -> dict[str, Any] | None:
+def figure(chart: StackedBars | Heatmap | StackedArea | Treemap) -> dict[str, Any] | None:
     """The plotly figure of a chart; None when there is nothing to draw."""
+    if isinstance(chart, StackedArea):
+        return area_figure(area_info(chart)) if len(chart.x) and chart.series else None
+    if isinstance(chart, Treemap):
+        return tree_figure(tree_info(chart)) if any(value > 0 for value in chart.values) else None
     if isinstance(chart, StackedBars):
         bars = bars_info(chart)
         return bars_figure(bars) if bars.labels and any(v is not None for values in bars.values for v in values) else None

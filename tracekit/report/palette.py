@@ -39,6 +39,18 @@ _EXACT = {
     "send": "c4",
     "recv": "c5",
     "phase": "p0",
+    "parameters": "p0",
+    "gradients": "p2",
+    "optimizer state": "p4",
+    "gathered parameters": "c1",
+    "unsharded gradients": "c2",
+    "communication buffers": "exposed",
+    "activations": "p1",
+    "inputs": "p6",
+    "temporaries": "p3",
+    "before recording": "idle",
+    "unattributed": "p7",
+    "reserved": "c3",
 }
 #: First hit decides; words of a name in lower case.
 _WORDS = (

@@ -16,6 +16,12 @@ for (const block of document.querySelectorAll(".block.plot")) {
       } else if (trace.meta.role === "numbered") {
         const count = trace.colorscale.length / 2;
         trace.colorscale = trace.colorscale.map(([at], side) => [at, tracekit.color("--role-p" + (side >> 1) % count)]);
+      } else if (trace.type === "treemap") {
+        trace.marker = { ...trace.marker, colors: trace.meta.roles.map((role) => tracekit.color(role ? "--role-" + role : "--hair")) };
+      } else if (trace.type === "scatter") {
+        const color = tracekit.color("--role-" + trace.meta.role);
+        trace.line = { ...trace.line, color };
+        if (trace.stackgroup) trace.fillcolor = color;
       } else {
         trace.marker = { ...trace.marker, color: tracekit.color("--role-" + trace.meta.role) };
       }
