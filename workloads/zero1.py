@@ -21,7 +21,7 @@ import torch
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from tracekit.manifest import Expected
-from workloads.common import loop
+from workloads.common import float8, loop
 from workloads.common.buckets import buckets_of
 from workloads.common.job import Job, Training
 from workloads.common.reference import adam
@@ -46,6 +46,8 @@ def build(job: Job, options: Options) -> Training:
     model = Transformer(job.shape)
     initialize(model, job.settings.seed)
     model.to(job.device)
+    if job.settings.precision == "fp8":
+        float8.convert(model)
     replica = replicate(job, model, "dp_shard", bucket_cap_mb=options.bucket_cap_mb)
     optimizer = ZeroRedundancyOptimizer(
         replica.parameters(),

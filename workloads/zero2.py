@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from tracekit.manifest import Expected, Unit
-from workloads.common import loop, zero
+from workloads.common import float8, loop, zero
 from workloads.common.buckets import bucketed, buckets_of
 from workloads.common.job import Job, Training
 from workloads.common.reference import adam
@@ -115,6 +115,8 @@ def build(job: Job, options: Options) -> Training:
     model = Transformer(job.shape)
     initialize(model, job.settings.seed)
     model.to(job.device)
+    if job.settings.precision == "fp8":
+        float8.convert(model)
     rank, world = job.place("dp_shard"), job.size("dp_shard")
     cut = bucketed(reversed(list(model.named_parameters())), options.bucket_cap_mb)
     buckets = [Bucket(f"bucket {i}", parameters, rank, world) for i, parameters in enumerate(cut)]
