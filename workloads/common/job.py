@@ -17,8 +17,8 @@ from tracekit.errors import UsageError
 from workloads.common.settings import Settings
 from workloads.common.transformer import Shape
 
-#: Axes over which ranks work on different samples.
-DATA_AXES = ("dp_replicate", "dp_shard")
+#: Axes over which ranks work on different samples. For all but the experts' weights, ``ep`` is one of them.
+DATA_AXES = ("dp_replicate", "dp_shard", "ep")
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class Job:
     mesh: DeviceMesh
     device: torch.device
     rank: int
+    data_axes: tuple[str, ...] = DATA_AXES
 
     def size(self, *axes: str) -> int:
         """Ranks along one axis, or several together; 1 for an axis that the mesh does not have."""
@@ -47,14 +48,14 @@ class Job:
     @property
     def data_size(self) -> int:
         """Ranks that work on different samples."""
-        return self.size(*DATA_AXES)
+        return self.size(*self.data_axes)
 
     @property
     def data_place(self) -> int:
         """Which share of the samples is this rank's."""
         place = 0
         for axis in self.sizes:
-            if axis in DATA_AXES:
+            if axis in self.data_axes:
                 place = place * self.sizes[axis] + self.place(axis)
         return place
 
@@ -109,4 +110,5 @@ class Training:
     scaler: Any = None
     before_optimizer: Callable[[], None] | None = None  # between the last backward and the optimizer's step
     finish: Callable[[], None] | None = None  # after the last step, outside of the recording
+    reference: Callable[[], dict[str, Tensor]] | None = None  # parameters after one step on one process, where that takes options
     describe: dict[str, Any] = field(default_factory=dict)

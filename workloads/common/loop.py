@@ -3,6 +3,7 @@
 A workload is a module with
     MESH      axis -> size, outermost first: what it runs on by default,
     Options   a frozen dataclass of its own options (may be missing),
+    DATA_AXES axes over which ranks work on different samples (may be missing: dp_replicate and dp_shard),
     DEFAULTS  field of Settings -> value, where the usual default makes no sense for it (may be missing),
     build     (Job, Options) -> Training,
     expected  (Job, Options) -> list[Expected]: the collectives of one rank and step as formulas of its sizes,
@@ -29,7 +30,7 @@ from tracekit.errors import TracekitError, UsageError
 from tracekit.manifest import Batch, Precision
 from tracekit.recorder.record import record
 from workloads.common import launch, reference
-from workloads.common.job import Job, Training
+from workloads.common.job import DATA_AXES, Job, Training
 from workloads.common.settings import Settings, defaults, mesh_sizes, parse
 from workloads.common.transformer import Shape, loss_of
 
@@ -66,7 +67,7 @@ def run(workload: ModuleType, arguments: Sequence[str], rank: int, world: int, i
     try:
         mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
         shape = Shape(**{f.name: getattr(settings, f.name) for f in dataclasses.fields(Shape)})
-        job = Job(settings, shape, sizes, mesh, device, dist.get_rank())
+        job = Job(settings, shape, sizes, mesh, device, dist.get_rank(), getattr(workload, "DATA_AXES", DATA_AXES))
         check_precision(job)
         train(workload, job, options)
     finally:
@@ -244,7 +245,7 @@ def verify(workload: ModuleType, job: Job, training: Training) -> str:
         raise UsageError("--verify compares fp32 training of all ranks", "leave out --precision and --backend fake")
     rate = job.settings.learning_rate
     wanted = getattr(workload, "reference", lambda job: reference.train(job.shape, job.global_batch, job.settings.seed, 1, rate))
-    expected = wanted(job)
+    expected = training.reference() if training.reference is not None else wanted(job)
     found = training.gathered()
     strange = sorted(set(found) - set(expected))
     if strange or not found:

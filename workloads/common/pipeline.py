@@ -31,7 +31,7 @@ from tracekit.manifest import Expected
 from workloads.common import float8
 from workloads.common.job import Job, Training
 from workloads.common.reference import adam
-from workloads.common.transformer import Transformer, initialize, loss_of
+from workloads.common.transformer import Mlp, Shape, Transformer, initialize, loss_of
 
 AXIS = "pp"
 #: One stage a rank.
@@ -122,7 +122,9 @@ class Stage(PipelineStage):
         return torch.ones(1, dtype=torch.int32)
 
 
-def stages(job: Job, plan: Plan, parallelize: Parallelize, tokens: int, dtype: torch.dtype) -> list[Stage]:
+def stages(
+    job: Job, plan: Plan, parallelize: Parallelize, tokens: int, dtype: torch.dtype, mlp: Callable[[Shape], nn.Module] = Mlp
+) -> list[Stage]:
     """This rank's stages, their parameters as everywhere. ``tokens`` a sample and ``dtype``: of the hidden states between stages."""
     samples = job.local_batch // plan.micro_batches
 
@@ -131,7 +133,7 @@ def stages(job: Job, plan: Plan, parallelize: Parallelize, tokens: int, dtype: t
 
     result = []
     for number in plan.stages_of(job.place(AXIS)):
-        model = Transformer(job.shape, layers=plan.layers_of(number))
+        model = Transformer(job.shape, layers=plan.layers_of(number), mlp=mlp)
         initialize(model, job.settings.seed)
         if job.settings.precision == "fp8":
             float8.convert(model)
@@ -157,6 +159,7 @@ def training(
     gathered: Callable[[Sequence[nn.Module]], dict[str, Tensor]] | None = None,
     tokens: int | None = None,
     dtype: torch.dtype = torch.float32,
+    mlp: Callable[[Shape], nn.Module] = Mlp,
     autocast: bool = True,
     scaler_group: dist.ProcessGroup | None = None,
 ) -> Training:
@@ -168,10 +171,11 @@ def training(
         gathered: (modules) -> full parameters by plain names; without it those of the modules as they are.
         tokens: tokens a sample of the hidden states that pass between stages; without it the whole sequence.
         dtype: their element type.
+        mlp: makes the MLP of every block.
         autocast: run every stage's forward in 16 bits where ``--precision`` says so; False where ``parallelize`` has seen to it.
         scaler_group: ranks that must skip a step together under fp16: all that hold another part of one model; without it those of ``pp``.
     """
-    own = stages(job, plan, parallelize, tokens or job.shape.sequence, dtype)
+    own = stages(job, plan, parallelize, tokens or job.shape.sequence, dtype, mlp)
     modules = [stage.submod for stage in own]
     for module in modules if autocast else ():
         _with_autocast(job, module)

@@ -22,8 +22,11 @@ def adam(parameters: object, learning_rate: float) -> torch.optim.Optimizer:
 
     ``eps`` is larger than usual: Adam divides by the size of the gradient, so with 1e-8 a rounding difference in a gradient near zero would
     become a visible step, and no two strategies could be compared.
+    Parameters that lie on different meshes cannot be updated by one fused loop, so there every one is updated alone.
     """
-    return torch.optim.Adam(parameters, lr=learning_rate, eps=1e-4)  # type: ignore[arg-type]
+    listed = list(parameters)  # type: ignore[call-overload]
+    meshes = {getattr(p, "device_mesh", None) for p in listed}
+    return torch.optim.Adam(listed, lr=learning_rate, eps=1e-4, foreach=False if len(meshes) > 1 else None)
 
 
 def train(
