@@ -59,3 +59,14 @@ UNMATCHED = Levels(info=0.001, warning=0.10)
 KERNEL_SPREAD, KERNEL_SHARE = 0.25, 0.02
 #: A kernel that starts this soon after a collective of another stream ended, though launched long before, waited for it.
 EVENT_WAIT_NS = 50_000
+#: Memory that is reserved but not in use at the peak, of what is reserved (private pools not counted).
+FRAGMENTATION = Levels(info=0.10, warning=0.20, critical=0.50)
+#: (highest - lowest peak) / highest peak of the ranks.
+PEAK_SPREAD = Levels(info=0.05, warning=0.20)
+#: Parts of the peak: full parameters of units beyond the one at work, DDP's buckets beside the gradients, what a loss makes of its logits.
+GATHERED_AHEAD = Levels(info=0.05, warning=0.15)
+BUCKETS = Levels(info=0.02, warning=0.10)
+LOGITS = Levels(info=0.10, warning=0.25)
+#: Bytes at the peak of which nobody knows the owner, and those from before the recording.
+UNATTRIBUTED = Levels(info=0.01, warning=0.20)
+OLDER_MEMORY = Levels(info=0.30, warning=2.0)

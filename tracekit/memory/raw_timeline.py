@@ -1,7 +1,7 @@
 """Rows of torch's ``export_memory_timeline(... .raw.json.gz)``: its own categories over time, without addresses.
 
-A row is [time ns, action, signed bytes, category]. The sign of the bytes decides, whatever the action (1 there before, 2 created, 3 moved to
-another category, 4 destroyed); time -1 stands for what was there before the profile.
+A row is [time ns, action, signed bytes, category]. The sign of the bytes decides, whatever the action (1 there before, 2 created, 3 moved
+to another category, 4 destroyed); time -1 stands for what was there before the profile.
 """
 
 from __future__ import annotations

@@ -47,8 +47,8 @@ class StepPeak:
 class DeviceMemory:
     """One device of one rank. Bytes; None where not known, with the reason in ``notes``.
 
-    ``source`` is manifest+events, manifest+snapshot, snapshot, events or timeline: how owners were found. ``peak_step`` is the step's number,
-    ``peak_phase`` forward, backward, optimizer or '', ``peak_unit`` the unit at work then. ``least``: amounts are lower bounds.
+    ``source`` is manifest+events, manifest+snapshot, snapshot, events or timeline: how owners were found. ``peak_step`` is the step's
+    number, ``peak_phase`` forward, backward, optimizer or '', ``peak_unit`` the unit at work then. ``least``: amounts are lower bounds.
     ``recorded_peak``: the highest value of the device's own counter.
     """
 

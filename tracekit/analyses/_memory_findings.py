@@ -1,0 +1,176 @@
+"""Sentences about memory: what sets the peak, and what to do about it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from tracekit.analyses import _thresholds as thresholds
+from tracekit.analyses._common import plural
+from tracekit.analyses._memory_rows import RankMemory, main_devices
+from tracekit.findings import Finding
+from tracekit.manifest import CATEGORIES
+from tracekit.units import format_bytes, listed
+
+_EVIDENCE = "memory at the peak"
+#: Operators and modules that hold logits or their gradient.
+_LOGITS = re.compile(r"log_softmax|nll_loss|cross_entropy|logits", re.I)
+
+
+def findings(rows: Sequence[RankMemory], units_of_job: int, reshards: bool | None) -> list[Finding]:
+    """Every finding of the job. ``units_of_job``: sharded units, 0 unknown; ``reshards``: whether forward gives units back."""
+    ranks = main_devices(rows)
+    found = [*_failures(rows), *_fragmentation(rows), *_spread(ranks)]
+    if ranks:
+        highest = max(ranks, key=lambda row: row.memory.peak or 0)
+        found += [_peak(highest, len(ranks)), *_gathered(highest, units_of_job, reshards), *_buckets(ranks), *_logits(highest)]
+        found += [*_unknown(highest), *_older(highest)]
+    return found
+
+
+def _peak(row: RankMemory, ranks: int) -> Finding:
+    memory, peak = row.memory, row.memory.peak or 0
+    shares = sorted(memory.categories.items(), key=lambda item: -item[1])
+    parts = ", ".join(f"{words(name)} {amount / peak:.0%}" for name, amount in shares[:3] if amount) if peak else ""
+    when = [f"step {memory.peak_step}"] if memory.peak_step is not None else []
+    when += [memory.peak_phase] if memory.peak_phase else []
+    when += [f"at {memory.peak_unit}"] if memory.peak_unit else []
+    least = "at least " if memory.least else ""
+    place = f" in {', '.join(when)}" if when else ""
+    most = "the most of all ranks" if ranks > 1 else "its most"
+    text = f"{row.label[0].upper()}{row.label[1:]} holds {least}{format_bytes(peak)}{place}, {most}" + (f": {parts}." if parts else ".")
+    return Finding("memory.peak", "info", text, float(peak), "bytes", _EVIDENCE)
+
+
+def _failures(rows: Sequence[RankMemory]) -> Iterator[Finding]:
+    for row in rows:
+        if row.memory.failures:
+            last = row.memory.failures[-1]
+            count = len(row.memory.failures)
+            again = f" ({count} times in all)" if count > 1 else ""
+            text = f"{row.label[0].upper()}{row.label[1:]} ran out of memory{again}: {last.reason()}."
+            advice = "Lower what the peak consists of, or the batch; where free memory lies in pieces, set expandable_segments:True."
+            yield Finding("memory.out_of_memory", "critical", text, float(last.requested), "bytes", "memory history", advice)
+
+
+def _fragmentation(rows: Sequence[RankMemory]) -> Iterator[Finding]:
+    known = [(row, row.memory.fragmentation) for row in rows if row.memory.fragmentation is not None]
+    if not known:
+        return
+    row, worst = max(known, key=lambda pair: pair[1].share)
+    severity = thresholds.FRAGMENTATION.of(worst.share)
+    if severity is None:
+        return
+    unused = worst.free - max(worst.private, 0)
+    where = f" (the largest piece is {format_bytes(worst.largest)})" if worst.largest >= 0 else ""
+    text = (
+        f"At the peak of {row.label}, {worst.share:.0%} of reserved memory is not in use: {format_bytes(unused)} of "
+        f"{format_bytes(worst.reserved)}{where}."
+    )
+    advice = "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, and keep shapes the same from step to step."
+    yield Finding("memory.fragmentation", severity, text, worst.share, "ratio of reserved", _EVIDENCE, advice)
+
+
+def _spread(ranks: Sequence[RankMemory]) -> Iterator[Finding]:
+    if len(ranks) < 2:
+        return
+    high = max(ranks, key=lambda row: row.memory.peak or 0)
+    low = min(ranks, key=lambda row: row.memory.peak or 0)
+    top, bottom = high.memory.peak or 0, low.memory.peak or 0
+    severity = thresholds.PEAK_SPREAD.of((top - bottom) / top if top else 0.0)
+    if severity is None:
+        return
+    gaps = {name: high.memory.categories.get(name, 0) - low.memory.categories.get(name, 0) for name in CATEGORIES}
+    name, gap = max(gaps.items(), key=lambda item: item[1])
+    text = (
+        f"The peaks of the ranks differ: {format_bytes(top)} on {high.label}, {format_bytes(bottom)} on {low.label}. "
+        f"Most of it is {words(name)} ({format_bytes(gap)} more)."
+    )
+    advice = {
+        "activations": "Balance layers, micro-batches in flight or tokens between the ranks.",
+        "parameters": "Balance layers and embeddings between the ranks.",
+        "optimizer_state": "Balance layers and embeddings between the ranks.",
+        "before_recording": "Record from the construction of the model on to see what it is.",
+    }.get(name, "Look at the owners of both ranks at their peaks.")
+    yield Finding("memory.imbalance", severity, text, (top - bottom) / top, "ratio of peak", "peaks of every rank", advice)
+
+
+def _gathered(row: RankMemory, units_of_job: int, reshards: bool | None) -> Iterator[Finding]:
+    """Full parameters at the peak beyond the largest unit: kept after forward, or gathered ahead."""
+    amounts: dict[str, int] = {}
+    for holding in row.memory.holdings:
+        if holding.category == "gathered_parameters" and holding.unit:
+            amounts[holding.unit] = amounts.get(holding.unit, 0) + holding.bytes
+    extra = sum(amounts.values()) - max(amounts.values(), default=0)
+    severity = thresholds.GATHERED_AHEAD.of(extra / row.memory.peak) if row.memory.peak else None
+    if len(amounts) < 2 or severity is None:
+        return
+    kept = reshards is False or (units_of_job > 2 and len(amounts) >= units_of_job - 1)
+    names = listed(sorted(amounts), 4)
+    why = "units stay gathered after forward (reshard_after_forward=False)" if kept else "the next unit is gathered ahead (prefetch)"
+    advice = (
+        "Reshard after forward: it costs one more all-gather a unit and step."
+        if kept
+        else "Prefetch fewer units ahead, or wrap smaller units, where memory is short; it hides less communication."
+    )
+    text = (
+        f"{plural(len(amounts), 'unit')} ({names}) hold full parameters at the peak of {row.label}: "
+        f"{why} costs {format_bytes(extra)}, {extra / (row.memory.peak or 1):.0%} of the peak."
+    )
+    yield Finding("memory.gathered", severity, text, float(extra), "bytes", _EVIDENCE, advice)
+
+
+def _buckets(ranks: Sequence[RankMemory]) -> Iterator[Finding]:
+    amounts = {
+        row.label: sum(h.bytes for h in row.memory.holdings if h.category == "communication_buffers" and h.name.startswith("bucket"))
+        for row in ranks
+    }
+    label, amount = max(amounts.items(), key=lambda item: item[1])
+    peak = next(row.memory.peak or 0 for row in ranks if row.label == label)
+    severity = thresholds.BUCKETS.of(amount / peak) if peak else None
+    if severity is not None:
+        text = f"DDP's buckets hold every gradient a second time: {format_bytes(amount)} on {label}, {amount / peak:.0%} of its peak."
+        advice = "Build DistributedDataParallel with gradient_as_bucket_view=True: gradients then live in the buckets."
+        yield Finding("memory.ddp_buckets", severity, text, float(amount), "bytes", _EVIDENCE, advice)
+
+
+def _logits(row: RankMemory) -> Iterator[Finding]:
+    amount = sum(holding.bytes for holding in row.memory.holdings if _LOGITS.search(holding.name))
+    severity = thresholds.LOGITS.of(amount / row.memory.peak) if row.memory.peak else None
+    if severity is not None and row.memory.peak:
+        text = f"The loss holds {format_bytes(amount)} of logits at the peak of {row.label}, {amount / row.memory.peak:.0%} of it."
+        advice = "Compute the loss in chunks of tokens, or with a fused kernel that keeps no logits, or shard the vocabulary."
+        yield Finding("memory.logits", severity, text, float(amount), "bytes", _EVIDENCE, advice)
+
+
+def _unknown(row: RankMemory) -> Iterator[Finding]:
+    yield from _share(
+        row,
+        "unattributed",
+        thresholds.UNATTRIBUTED,
+        "Nothing says who owns {amount} at the peak of {label} ({share} of it).",
+        "Record with tracekit's recorder, which registers every storage, or with stacks.",
+    )
+
+
+def _older(row: RankMemory) -> Iterator[Finding]:
+    yield from _share(
+        row,
+        "before_recording",
+        thresholds.OLDER_MEMORY,
+        "{amount} at the peak of {label} ({share} of it) were allocated before recording began: their owners are not known.",
+        "Begin recording before the model is built, or use tracekit's recorder, which registers what stands already.",
+    )
+
+
+def _share(row: RankMemory, category: str, levels: thresholds.Levels, text: str, advice: str) -> Iterator[Finding]:
+    amount, peak = row.memory.categories.get(category, 0), row.memory.peak or 0
+    severity = levels.of(amount / peak) if peak else None
+    if severity is not None:
+        said = text.format(amount=format_bytes(amount), label=row.label, share=f"{amount / peak:.0%}")
+        yield Finding(f"memory.{category}", severity, said, float(amount), "bytes", _EVIDENCE, advice)
+
+
+def words(category: str) -> str:
+    """``gathered parameters``."""
+    return category.replace("_", " ")

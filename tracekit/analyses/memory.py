@@ -1,0 +1,192 @@
+"""Memory of every rank over time, its peak, and who owns each byte of it.
+
+Sources, the best one there is for a device: the recorder's manifest with the trace's ``[memory]`` events (or a CUDA snapshot), a snapshot
+alone, the events alone, a raw memory timeline of torch. Categories at the peak add up to it exactly; what nobody claims is unattributed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from tracekit.analyses._memory_findings import findings, words
+from tracekit.analyses._memory_rows import RankMemory, main_devices, record, rows_of
+from tracekit.findings import Chart, Finding, Section, StackedArea, StackedBars, Table, Treemap
+from tracekit.job.activity import Activity
+from tracekit.job.model import Job
+from tracekit.manifest import CATEGORIES
+from tracekit.memory.summary import DeviceMemory, of_trace
+from tracekit.units import NS_PER_US, NULL
+
+ORDER = 60
+
+#: So many ranks get a curve of their own; of more, the one with the highest and the one with the lowest peak.
+MOST_CURVES = 4
+_SOURCES = {
+    "manifest+events": "owners as the recorder registered them; lifetimes and ranges for the rest",
+    "manifest+snapshot": "owners as the recorder registered them; stacks for the rest",
+    "snapshot": "owners by Python stacks and annotations of the snapshot",
+    "events": "owners by enclosing operators and annotations, and by lifetime",
+    "timeline": "categories as torch's memory timeline has them",
+}
+
+
+def reduce(activity: Activity) -> list[DeviceMemory] | None:
+    """Memory of each device of one window; None where the trace holds no ``[memory]`` events."""
+    if not len(activity.tables.side["memory"]):
+        return None
+    manifest = activity.manifest
+    found = of_trace(activity.tables, activity.phases, activity.steps, manifest.owners if manifest is not None else None)
+    for device in found:
+        for note in device.notes:
+            activity.coverage.note(note)
+    return found
+
+
+@dataclass(frozen=True)
+class Memory:
+    """``rows``: one a rank and device. ``units``: sharded units of the job, 0 unknown; ``reshards``: whether forward gives them back."""
+
+    rows: list[RankMemory]
+    units: int = 0
+    reshards: bool | None = None
+
+    def findings(self) -> list[Finding]:
+        """What sets the peak, and what to do about it."""
+        return findings(self.rows, self.units, self.reshards)
+
+    def sections(self) -> list[Section]:
+        """Memory over time, the peak down to names, the peaks of all ranks side by side."""
+        ranks = main_devices(self.rows)
+        if not ranks:
+            return []
+        highest = max(ranks, key=lambda row: row.memory.peak or 0)
+        lead = f"Live memory of each rank by owner: {_SOURCES[highest.memory.source]}. Areas add up to what is allocated."
+        charts: list[Chart] = [_area(row) for row in _shown(ranks) if row.memory.curve is not None]
+        if len(ranks) > 1:
+            charts.append(_peaks(ranks))
+        charts += [_tree(highest), _owners(highest), _table(self.rows)]
+        return [Section("Memory", lead, tuple(charts))]
+
+    def json(self) -> dict[str, Any]:
+        """``memory``: one entry a rank and device; null, with the reason, where nothing was recorded."""
+        if not self.rows:
+            return {"not_measured": {"memory": "the traces hold no memory events (profile_memory=True), and there is no memory snapshot"}}
+        return {"memory": [record(row) for row in self.rows]}
+
+
+def analyze(job: Job) -> Memory:
+    """Bring together what is known of the memory of every rank."""
+    kinds = [[unit for unit in window.manifest.units if unit.kind in ("fsdp1", "fsdp2")] for window in job.windows if window.manifest]
+    sharded = max(kinds, key=len, default=[])
+    told = {unit.reshard_after_forward for unit in sharded if not unit.root} - {None}
+    return Memory(rows_of(job, "memory"), len(sharded), bool(told.pop()) if len(told) == 1 else None)
+
+
+def _shown(ranks: list[RankMemory]) -> list[RankMemory]:
+    if len(ranks) <= MOST_CURVES:
+        return ranks
+    order = sorted(ranks, key=lambda row: -(row.memory.peak or 0))
+    return [order[0], order[-1]]
+
+
+def _area(row: RankMemory) -> StackedArea:
+    curve = row.memory.curve
+    assert curve is not None
+    zero = int(curve.time[0]) if len(curve.time) else 0
+    x = ((curve.time - zero) / NS_PER_US).tolist()
+    lines = {}
+    if len(curve.reserved) and (curve.reserved != NULL).all():
+        lines["reserved"] = curve.reserved.astype(np.float64).tolist()
+    series = {words(name): values.astype(np.float64).tolist() for name, values in curve.categories.items()}
+    peak = row.memory.peak_ns
+    marks = [((peak - zero) / NS_PER_US, "peak")] if peak is not None else []
+    note = "Every extreme of the recording is in the picture, however many events it has."
+    if row.memory.least:
+        note += " What is older than the recording is not known: amounts are lower bounds."
+    return StackedArea(f"Memory of {row.label} over time", x, series, "bytes", lines, marks, note)
+
+
+def _peaks(ranks: list[RankMemory]) -> StackedBars:
+    series = {
+        words(name): [float(row.memory.categories.get(name, 0)) for row in ranks]
+        for name in CATEGORIES
+        if any(row.memory.categories.get(name) for row in ranks)
+    }
+    return StackedBars("Peak of every rank by owner", [row.label for row in ranks], series, "bytes")
+
+
+def _tree(row: RankMemory) -> Treemap:
+    amounts: dict[tuple[str, ...], float] = {}
+    for holding in row.memory.holdings:
+        path = (words(holding.category), *(part for part in (holding.unit, holding.name) if part))
+        amounts[path] = amounts.get(path, 0.0) + holding.bytes
+    return Treemap(f"Peak of {row.label}", list(amounts), list(amounts.values()), "bytes")
+
+
+def _owners(row: RankMemory) -> Table:
+    holdings, peak = row.memory.holdings, row.memory.peak or 1
+    frame = pd.DataFrame(
+        {
+            "category": [words(h.category) for h in holdings],
+            "unit": [h.unit for h in holdings],
+            "name": [h.name for h in holdings],
+            "bytes": np.array([h.bytes for h in holdings], np.int64),
+            "share": [h.bytes / peak for h in holdings],
+            "blocks": np.array([h.blocks for h in holdings], np.int64),
+        }
+    )
+    columns = {"category": "Category", "unit": "Unit", "name": "Name", "bytes": "Bytes", "share": "Share of the peak", "blocks": "Blocks"}
+    return Table(f"Who owns the peak of {row.label}", frame, columns, preview=8)
+
+
+def _table(rows: list[RankMemory]) -> Table:
+    memory = [row.memory for row in rows]
+
+    def known(values: list[int | None]) -> npt.NDArray[np.int64]:
+        return np.array([NULL if value is None else value for value in values], np.int64)
+
+    fragments = [m.fragmentation for m in memory]
+    frame = pd.DataFrame(
+        {
+            "rank": [row.rank for row in rows],
+            "device": [m.device for m in memory],
+            "peak": known([m.peak for m in memory]),
+            "step": known([m.peak_step for m in memory]),
+            "phase": [m.peak_phase for m in memory],
+            "unit": [m.peak_unit for m in memory],
+            "start": known([m.start for m in memory]),
+            "end": known([m.end for m in memory]),
+            "reserved": known([m.reserved_peak for m in memory]),
+            "unused": [np.nan if f is None else f.share for f in fragments],
+            "largest": known([None if f is None or f.largest == NULL else f.largest for f in fragments]),
+            "source": [m.source for m in memory],
+        }
+    )
+    columns = {
+        "rank": "Rank",
+        "device": "Device",
+        "peak": "Peak [bytes]",
+        "step": "Step",
+        "phase": "Phase",
+        "unit": "Unit",
+        "start": "Start [bytes]",
+        "end": "End [bytes]",
+        "reserved": "Reserved, most [bytes]",
+        "unused": "Unused share at the peak",
+        "largest": "Largest free piece [bytes]",
+        "source": "Source",
+    }
+    missing = {
+        "peak": "the history was not recorded",
+        "step": "the trace marks no step there",
+        "start": "the history was not recorded",
+        "reserved": "the allocator's reserved memory is not recorded",
+        "unused": "the allocator's reserved memory is not recorded",
+        "largest": "only a memory snapshot tells it",
+    }
+    return Table("Every rank and device", frame, columns, missing=missing)
