@@ -156,13 +156,35 @@ class Calls(msgspec.Struct, frozen=True):
 
 
 class Expected(msgspec.Struct, frozen=True):
-    """One class of collectives that a workload states for a rank and step: ``full_bytes`` is the sum over its ``count`` calls."""
+    """One class of collectives that a workload states for a rank and step.
+
+    ``full_bytes`` is the sum over its ``count`` calls; -1 where it depends on the data (uneven exchanges between experts).
+    """
 
     kind: str
     axis: str
     purpose: str
     count: int
     full_bytes: int
+
+
+class ExpertLoad(msgspec.Struct, frozen=True):
+    """What one mixture-of-experts layer did in one step on this rank, its micro-batches together.
+
+    ``owned``: the experts that this rank holds, by number; ``routed``: rows (choices of tokens) of this rank for every expert of the layer,
+    after dropping; ``received``: rows from all ranks for every owned expert, [] where the exchange is padded and does not tell;
+    ``dropped``: choices of this rank beyond the capacity; ``capacity``: most rows of one rank's micro-batch for one expert, None no limit.
+    """
+
+    layer: str
+    step: int
+    owned: list[int]
+    top_k: int
+    padding: bool = False
+    routed: list[int] = []
+    received: list[int] = []
+    dropped: int = 0
+    capacity: int | None = None
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -192,6 +214,7 @@ class Manifest(msgspec.Struct, frozen=True):
     steps: list[int] = []
     pipeline: dict[str, Any] = {}
     expected: list[Expected] = []
+    experts: list[ExpertLoad] = []
     owners: Owners = Owners()
     calls: Calls = Calls()
     notes: list[str] = []

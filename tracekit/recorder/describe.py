@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tracekit import __version__
-from tracekit.manifest import Batch, Calls, Expected, Manifest, Optimizer, Owners, Precision
+from tracekit.manifest import Batch, Calls, Expected, ExpertLoad, Manifest, Optimizer, Owners, Precision
 from tracekit.recorder import mesh as meshes
 from tracekit.recorder import private, units
 
@@ -35,6 +35,7 @@ class Description:
     precision: Precision | None = None
     pipeline: dict[str, Any] = field(default_factory=dict)
     expected: Sequence[Expected] = ()
+    experts: Sequence[ExpertLoad] = ()
     units: Sequence[Any] = ()
     command: str = ""
 
@@ -68,6 +69,7 @@ def manifest(said: Description, steps: Sequence[int], owners: Owners, calls: Cal
         steps=list(steps),
         pipeline=said.pipeline,
         expected=list(said.expected),
+        experts=[load for load in said.experts if load.step in steps],
         owners=owners,
         calls=calls,
         notes=[*notes, *(f"this torch has no {name}: what it would have told is not recorded" for name in sorted(private.missing))],

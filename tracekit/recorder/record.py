@@ -81,7 +81,10 @@ class Recorder:
         self._safely(lambda: self._owners.own(tensor, category, name, unit))
 
     def describe(self, **said: Any) -> None:
-        """Add to the manifest: ``batch``, ``precision``, ``pipeline``, ``options``, ``strategy``, ``model_shape``, ``units``."""
+        """Add to the manifest: ``batch``, ``precision``, ``pipeline``, ``options``, ``strategy``, ``model_shape``, ``units``.
+
+        And ``experts``: what the layers with experts did (``tracekit.manifest.ExpertLoad``); that of recorded steps is kept.
+        """
 
         def update() -> None:
             for key, value in said.items():
