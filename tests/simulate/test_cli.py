@@ -221,3 +221,13 @@ def test_an_unknown_experiment_is_a_key_error():
     with pytest.raises(KeyError):
         load("nothing")
     assert isinstance(simulate.command, click.Group)
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 120])
+def test_no_line_is_longer_than_the_terminal_and_no_figure_is_lost(fake, tracekit, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    answer = tracekit("pipeline", "--moments", "all")
+    assert max(map(len, answer.out.splitlines())) <= width
+    squeezed = "".join(answer.out.split())
+    for word in ("start", "W[0:2]", "bytessent", "activation"):
+        assert word in squeezed or width < 80

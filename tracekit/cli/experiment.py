@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import IO
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table as Grid
@@ -16,7 +17,7 @@ from rich.text import Text
 
 from tracekit.cli.summary import console
 from tracekit.findings import Table
-from tracekit.report.experiment import exact, number_text
+from tracekit.report.experiment import exact, legible, number_text
 from tracekit.report.tables import table_data
 from tracekit.report.text import visible
 from tracekit.simulate.experiment import Call, Check, Experiment, Gantt, Moment
@@ -24,7 +25,7 @@ from tracekit.units import format_bytes
 
 #: Lines of moments that ``auto`` prints at most; rows of a table that names no number; calls; checks that are listed one by one.
 MOST_MOMENT_LINES, MOST_ROWS, MOST_CALLS, MOST_CHECKS = 300, 25, 40, 16
-_WIDEST_CHART = 160
+_WIDEST_CHART, _LONGEST_WORD, _GAP = 160, 24, 2
 
 
 def print_experiment(experiment: Experiment, page: str | None, stream: IO[str] | None = None, moments: str = "auto") -> None:
@@ -71,10 +72,11 @@ def _moments(out: Console, experiment: Experiment, wish: str) -> None:
 
 
 def _moment(out: Console, moment: Moment) -> None:
-    grid = _grid(("", "holds", "live"), (True, True, False))
+    rows = []
     for rank, cells in enumerate(moment.holds):
         words = "; ".join(f"{cell.label} {cell.detail}".strip() for cell in cells) or "nothing"
-        grid.add_row(Text(f"rank {rank}"), _text(words), Text(format_bytes(moment.live_bytes(rank))))
+        rows.append([Text(f"rank {rank}"), _text(words), Text(format_bytes(moment.live_bytes(rank)))])
+    grid = _grid(out, ("", "holds", "live"), (True, True, False), rows)
     out.print()
     out.print(_text(moment.title, "bold"))
     if moment.text:
@@ -100,10 +102,16 @@ def _gantt(out: Console, chart: Gantt) -> None:
         line = [" "] * (round(end * per_unit) + 1)
         for bar in sorted((bar for bar in chart.bars if bar.lane == lane), key=lambda bar: bar.start):
             first, last = round(bar.start * per_unit), round(bar.end * per_unit)
-            cells = visible(bar.label)[: max(last - first, 0)].ljust(max(last - first, 0), "·")
-            line[first:last] = cells
+            line[first:last] = _fitted(visible(bar.label), max(last - first, 0))
         out.print(_text(f"  {lane.ljust(names)} {''.join(line).rstrip()}"), no_wrap=True, overflow="crop")
     out.print(_text(f"  {' ' * names} 0 to {end:g} {chart.unit}; a character is {1 / per_unit:g} {chart.unit}", "dim"))
+
+
+def _fitted(label: str, width: int) -> str:
+    """A label in so many characters; one that is too long loses whole words first."""
+    while len(label) > width and " " in label:
+        label = label.rpartition(" ")[0]
+    return label[:width].ljust(width, "·")
 
 
 def _columns_per_unit(chart: Gantt, end: float, room: int) -> float:
@@ -115,23 +123,23 @@ def _columns_per_unit(chart: Gantt, end: float, room: int) -> float:
 
 
 def _table(out: Console, table: Table) -> None:
-    data = table_data(table, table.preview or MOST_ROWS)
-    grid = _grid([column.title for column in data.columns], [column.kind == "text" for column in data.columns])
-    for row in range(data.rows):
-        grid.add_row(*(_text(column.shown(row)) for column in data.columns))
+    data = table_data(legible(table), table.preview or MOST_ROWS)
+    rows = [[_text(column.shown(row)) for column in data.columns] for row in range(data.rows)]
     more = f" ({data.rows} of {data.total} rows; -o and --json have all)" if data.total > data.rows else ""
-    _print(out, table.title + more, grid, table.note)
+    left = [column.kind == "text" for column in data.columns]
+    _print(out, table.title + more, _grid(out, [column.title for column in data.columns], left, rows), table.note)
 
 
 def _calls(out: Console, calls: Sequence[Call]) -> None:
     if not calls:
         return
-    grid = _grid(("", "collective", "axis", "purpose", "phase", "full tensor", "what"), (False, True, True, True, True, False, True))
-    for number, call in enumerate(calls[:MOST_CALLS], 1):
-        words = (call.kind, call.axis, call.purpose, call.phase, format_bytes(call.full_bytes), call.label)
-        grid.add_row(str(number), *map(_text, words))
+    rows = [
+        [Text(str(number)), *map(_text, (call.kind, call.axis, call.purpose, call.phase, format_bytes(call.full_bytes), call.label))]
+        for number, call in enumerate(calls[:MOST_CALLS], 1)
+    ]
+    names, left = ("", "collective", "axis", "purpose", "phase", "full tensor", "what"), (False, True, True, True, True, False, True)
     more = f" (the first {MOST_CALLS} of {len(calls)})" if len(calls) > MOST_CALLS else ""
-    _print(out, f"Collectives of one rank, in order{more}", grid)
+    _print(out, f"Collectives of one rank, in order{more}", _grid(out, names, left, rows))
 
 
 def _checks(out: Console, checks: Sequence[Check]) -> None:
@@ -143,19 +151,21 @@ def _checks(out: Console, checks: Sequence[Check]) -> None:
             out.print()
             out.print(_text(title, "bold"))
         return
-    grid = _grid(("", "quantity", "counted", "has to be", "", "formula"), (True, True, False, False, True, True))
-    for check in listed:
-        mark = Text("✓", style="green") if check.holds else Text("✗ FAILS", style="bold red")
-        bound = f" ± {number_text(check.tolerance)}" if check.tolerance else ""
-        grid.add_row(
-            mark,
-            _text(check.quantity, "" if check.holds else "bold red"),
-            Text(_value(check.counted)),
-            Text(_value(check.expected) + bound),
-            _text(check.unit),
-            _text(check.formula, "dim"),
-        )
-    _print(out, title, grid)
+    rows = [_check(check) for check in listed]
+    names, left = ("", "quantity", "counted", "has to be", "", "formula"), (True, True, False, False, True, True)
+    _print(out, title, _grid(out, names, left, rows))
+
+
+def _check(check: Check) -> list[Text]:
+    bound = f" ± {check.tolerance:.2g}" if check.tolerance else ""
+    return [
+        Text("✓", style="green") if check.holds else Text("✗ FAILS", style="bold red"),
+        _text(check.quantity, "" if check.holds else "bold red"),
+        Text(_value(check.counted)),
+        Text(_value(check.expected) + bound),
+        _text(check.unit),
+        _text(check.formula, "dim"),
+    ]
 
 
 def _value(value: object) -> str:
@@ -163,11 +173,29 @@ def _value(value: object) -> str:
     return f"{number_text(value)} ({text})" if text is not None and "/" in text else number_text(value)
 
 
-def _grid(names: Sequence[str], left: Sequence[bool]) -> Grid:
-    grid = Grid(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for name, is_text in zip(names, left, strict=True):
-        grid.add_column(_text(name), justify="left" if is_text else "right", overflow="fold", vertical="top")
+def _grid(out: Console, names: Sequence[str], left: Sequence[bool], rows: Sequence[Sequence[Text]]) -> Grid:
+    """A table in the width of the terminal, with every cell whole: what is too long goes on in the next line."""
+    columns = [[name, *(row[place].plain for row in rows)] for place, name in enumerate(names)]
+    grid = Grid(box=None, padding=(0, _GAP, 0, 0), header_style="dim", pad_edge=False)
+    room = out.width - 2 - _GAP * len(names)
+    for name, is_text, width in zip(names, left, _widths(columns, room), strict=True):
+        grid.add_column(_text(name), justify="left" if is_text else "right", overflow="fold", vertical="top", width=width)
+    for row in rows:
+        grid.add_row(*row)
     return grid
+
+
+def _widths(columns: Sequence[Sequence[str]], room: int) -> list[int]:
+    """Characters of each column (a heading, then cells) in ``room``: its longest word first, then its cells, at last its heading."""
+    words = [max((cell_len(word) for text in texts for word in text.split()), default=1) for texts in columns]
+    longest = next((most for most in range(_LONGEST_WORD, 1, -1) if sum(min(most, word) for word in words) <= room), 1)
+    widths = [max(1, min(longest, word)) for word in words]
+    for part in (slice(1, None), slice(None)):
+        short = [max((cell_len(text) for text in texts[part]), default=1) - width for texts, width in zip(columns, widths, strict=True)]
+        waiting = sorted((place for place in range(len(columns)) if short[place] > 0), key=lambda place: short[place])
+        for done, place in enumerate(waiting):
+            widths[place] += max(0, min(short[place], (room - sum(widths)) // (len(waiting) - done)))
+    return widths
 
 
 def _print(out: Console, title: str, grid: Grid, note: str = "") -> None:

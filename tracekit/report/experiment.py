@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import pandas as pd
 from markupsafe import Markup
 
 from tracekit import __version__
@@ -82,6 +84,19 @@ def number_text(value: object) -> str:
     if text is not None:
         return f"{int(text):,}" if abs(int(text)) >= 10_000 else text
     return f"{float(value):.6g}" if isinstance(value, (int, float)) or hasattr(value, "__float__") else str(value)
+
+
+def legible(table: Table) -> Table:
+    """The table with fractions exact (``0.375 = 3/8``), and columns of very small numbers (errors) in powers of ten."""
+    frame = table.frame.copy()
+    for name in table.columns:
+        values = frame[name].tolist()
+        if any(isinstance(value, Fraction) for value in values):
+            frame[name] = pd.Series([_figure(v) if isinstance(v, Fraction) else v for v in values], index=frame.index, dtype=object)
+        elif frame[name].dtype.kind == "f" and any(0 < abs(value) < 5e-4 for value in values):
+            texts = [None if math.isnan(v) else "0" if v == 0 else f"{v:.2e}" if abs(v) < 5e-4 else f"{v:.4g}" for v in values]
+            frame[name] = pd.Series(texts, index=frame.index, dtype=object)
+    return replace(table, frame=frame)
 
 
 def _plain(value: object) -> Any:
@@ -184,7 +199,7 @@ def _kinds(moments: Iterable[Moment]) -> list[str]:
 
 
 def _table(table: Table, key: str) -> dict[str, Any]:
-    data = table_data(table)
+    data = table_data(legible(table))
     return {"id": key, "title": table.title, "note": table.note, "table": data, "data": _json(data.payload())}
 
 

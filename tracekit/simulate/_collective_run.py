@@ -42,7 +42,10 @@ class Setting:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was counted. ``sent``, ``expected_sent``: bytes of each rank; ``wrong``: elements that differ from what they have to be."""
+    """What was counted. ``expected_sent``: bytes of each rank; ``wrong``: elements that differ from what they have to be.
+
+    ``left_out``: moments at the end that would have made the picture too large.
+    """
 
     setting: Setting
     network: Network
@@ -51,6 +54,7 @@ class Outcome:
     after: Sequence[str]
     expected_sent: Sequence[int]
     wrong: int
+    left_out: int
 
     def seconds(self, latency_s: Fraction, seconds_per_byte: Fraction) -> Fraction:
         """Time by the alpha-beta model: each step lasts as long as its largest message."""
@@ -68,22 +72,42 @@ class Outcome:
         return sum(setting.chunks) * setting.element_bytes
 
 
-def run_collective(setting: Setting) -> Outcome:
-    """Make the data, move it, compare."""
+def run_collective(setting: Setting, most_cells: int) -> Outcome:
+    """Make the data, move it, compare. Moments are kept while they hold at most ``most_cells`` cells in all."""
     network = Network(setting.size, setting.element_bytes)
     held = _start(setting)
     before = [_text(setting, mine) for mine in held]
-    name = f"{setting.kind} ({setting.algorithm})"
-    moments = [Moment(f"{name}: before", _BEFORE[setting.kind], _cells(setting, held))]
-
-    def watch(now: Sequence[Mapping[Key, Piece]], messages: Sequence[Message]) -> None:
-        step = len(moments) - 1
-        text = f"{len(messages)} message{'s' if len(messages) != 1 else ''} under way, {sum(m.bytes for m in messages)} B in all."
-        moments.append(Moment(f"{name}: after step {step + 1}", text, _cells(setting, now), tuple(messages), step + 1))
-
-    network.run(_rounds(setting), range(setting.size), held, watch=watch)
+    picture = _Picture(setting, most_cells)
+    picture.add("before", _BEFORE[setting.kind], held)
+    network.run(_rounds(setting), range(setting.size), held, watch=picture.watch)
     after = [_text(setting, mine) for mine in held]
-    return Outcome(setting, network, moments, before, after, _expected_sent(setting), _wrong(setting, held))
+    return Outcome(setting, network, picture.moments, before, after, _expected_sent(setting), _wrong(setting, held), picture.left_out)
+
+
+class _Picture:
+    """Moments as they come, up to a number of cells."""
+
+    def __init__(self, setting: Setting, most_cells: int) -> None:
+        self.moments: list[Moment] = []
+        self.left_out = 0
+        self._setting, self._room, self._step = setting, most_cells, 0
+
+    def watch(self, now: Sequence[Mapping[Key, Piece]], messages: Sequence[Message]) -> None:
+        """A step has ended."""
+        self._step += 1
+        text = f"{len(messages)} message{'s' if len(messages) != 1 else ''} under way, {sum(m.bytes for m in messages)} B in all."
+        self.add(f"after step {self._step}", text, now, tuple(messages), self._step)
+
+    def add(
+        self, title: str, text: str, now: Sequence[Mapping[Key, Piece]], messages: Sequence[Message] = (), step: int | None = None
+    ) -> None:
+        """A moment, if there is room for it and was for all before it."""
+        self._room -= sum(map(len, now)) + len(messages)
+        if self._room < 0 and self.moments:
+            self.left_out += 1
+            return
+        name = f"{self._setting.kind} ({self._setting.algorithm}): {title}"
+        self.moments.append(Moment(name, text, _cells(self._setting, now), messages, step))
 
 
 _BEFORE = {

@@ -29,7 +29,9 @@ _ALGORITHMS = ("usual", "ring", "naive", "tree", "star", "pairwise")
 #: Kinds of which every rank gets, or gives, a chunk of its own.
 _CUT = ("scatter", "gather", "all_gather", "reduce_scatter")
 _ROOTED = ("broadcast", "scatter", "gather", "reduce")
-MOST_RANKS, MOST_ELEMENTS, MOST_CHUNKS = 64, 1_000_000, 4096
+MOST_RANKS, MOST_ELEMENTS, MOST_CHUNKS = 64, 1_000_000, 1024
+#: Elements on all ranks together, and cells of the picture: what is done in seconds.
+MOST_ON_ALL, MOST_CELLS = 2_000_000, 160_000
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,8 @@ class Arguments:
 def run(arguments: Arguments) -> Experiment:
     """Run the chosen collectives. UsageError for sizes, chunks or a root that do not fit the ranks."""
     _refuse(arguments)
-    outcomes = [run_collective(_setting(arguments, kind, algorithm)) for kind, algorithm in _chosen(arguments)]
+    chosen = _chosen(arguments)
+    outcomes = [run_collective(_setting(arguments, kind, algorithm), MOST_CELLS // len(chosen)) for kind, algorithm in chosen]
     checks = [check for outcome in outcomes for check in _checks(arguments, outcome)]
     tables = [_overview(arguments, outcomes)]
     if len(outcomes) == 1:
@@ -84,6 +87,8 @@ def _refuse(arguments: Arguments) -> None:
         raise UsageError(f"--ranks {ranks}", f"give 1 to {MOST_RANKS} ranks")
     if not 0 <= arguments.elements <= MOST_ELEMENTS:
         raise UsageError(f"--elements {arguments.elements}", f"give 0 to {MOST_ELEMENTS} elements")
+    if arguments.elements * ranks > MOST_ON_ALL:
+        raise UsageError(f"{arguments.elements} elements on each of {ranks} ranks are too many", f"give {MOST_ON_ALL} in all at most")
     if not 0 <= arguments.root < ranks:
         raise UsageError(f"--root {arguments.root} is not one of {ranks} ranks", f"give 0 to {ranks - 1}")
     if not 1 <= arguments.element_bytes <= 16:
@@ -318,4 +323,7 @@ def _notes(outcomes: Sequence[Outcome]) -> list[str]:
         notes.append("A group of one rank sends nothing.")
     if any(0 in outcome.setting.chunks for outcome in outcomes if outcome.setting.size > 1):
         notes.append("There are fewer elements than chunks: empty chunks go round as messages of 0 B, and their steps count.")
+    left_out = sum(outcome.left_out for outcome in outcomes)
+    if left_out:
+        notes.append(f"{left_out} moments are not pictured, for their number; they are counted all the same.")
     return notes
