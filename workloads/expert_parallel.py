@@ -111,10 +111,10 @@ def gathered(job: Job, model: nn.Module, loads: list[ExpertLoad]) -> dict[str, T
     return found
 
 
-def reference(job: Job, options: Options) -> dict[str, Tensor]:
+def reference(job: Job, options: Options | None = None) -> dict[str, Tensor]:
     """One process with the same mixture, all experts in it."""
-    settings = job.settings
-    return train(job.shape, job.global_batch, settings.seed, 1, settings.learning_rate, mlp=experts.mixture(routing_of(options)))
+    settings, mixture = job.settings, experts.mixture(routing_of(options or Options()))
+    return train(job.shape, job.global_batch, settings.seed, 1, settings.learning_rate, mlp=mixture)
 
 
 def model_shape(job: Job, routing: experts.Routing) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.workloads.recording import check, check_matches, needs_torch, record, run
+from tests.workloads.recording import check, check_matches, needs_torch, record
+from tracekit.errors import UsageError
 
 pytestmark = needs_torch
 
@@ -38,8 +39,62 @@ def test_one_rank_of_a_large_mesh_in_half_precision(tmp_path, kind):
     assert {group.axis for group in recording.manifests[6].groups} == {"world", "dp_replicate", "cp"}
 
 
+def job_on(**sizes):
+    """A job that has sizes only."""
+    import torch
+
+    from workloads.common.job import Job
+    from workloads.common.settings import Settings
+    from workloads.common.transformer import Shape
+
+    return Job(Settings(), Shape(sequence=30), sizes, None, torch.device("cpu"), 0)
+
+
 def test_sizes_that_do_not_divide_are_told():
-    told = run("record", "context_parallel_ring", "--backend", "fake", "--sequence", "30", "-o", "unused", expect=2)
-    assert "30 tokens a sample do not divide into 4 ranks of axis cp" in told.stderr
-    told = run("record", "context_parallel_ulysses", "--backend", "fake", "--mesh", "cp=8", "-o", "unused", expect=2)
-    assert "4 heads do not divide into 8 ranks of axis cp" in told.stderr
+    from workloads import context_parallel_ring, context_parallel_ulysses
+
+    with pytest.raises(UsageError, match="30 tokens a sample do not divide into 4 ranks of axis cp"):
+        context_parallel_ring.expected(job_on(cp=4), None)
+    with pytest.raises(UsageError, match="4 heads do not divide into 3 ranks of axis cp"):
+        context_parallel_ulysses.build(job_on(cp=3), None)
+    with pytest.raises(UsageError, match="this workload has no use for axis tp of the mesh"):
+        context_parallel_ring.expected(job_on(tp=2, cp=3), None)
+
+
+@pytest.mark.parametrize(("kv_heads", "ranks", "times"), [(4, 2, 1), (4, 4, 1), (2, 4, 2), (1, 4, 4), (3, 2, 2), (6, 4, 2)])
+def test_heads_of_keys_are_copied_no_more_than_it_takes(kv_heads, ranks, times):
+    from workloads.context_parallel_ulysses import copies
+
+    assert copies(12, kv_heads, ranks) == times
+
+
+def test_parts_of_attention_put_together_are_attention_with_its_gradients():
+    """Two blocks of keys; the later one is seen by the later queries only."""
+    import torch
+
+    from workloads.common.context import attend_part, delta_of, part_gradients
+    from workloads.common.transformer import attend
+    from workloads.context_parallel_ring import merged
+
+    torch.manual_seed(0)
+    q, (k, v) = torch.randn(2, 4, 10, 8, requires_grad=True), torch.randn(2, 2, 2, 10, 8).unbind()
+    k.requires_grad_(), v.requires_grad_()
+    wanted = attend(q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1))
+    grad = torch.randn_like(wanted)
+    wanted.backward(grad)
+
+    with torch.no_grad():
+        late = q[:, :, 5:]
+        early, early_lse = attend_part(q[:, :, :5], k[:, :, :5], v[:, :, :5], 0, 0)
+        one = attend_part(late, k[:, :, :5], v[:, :, :5], 5, 0)
+        two = attend_part(late, k[:, :, 5:], v[:, :, 5:], 5, 5)
+        output, lse = merged(*one, *two)
+        torch.testing.assert_close(torch.cat((early, output), 2), wanted)
+        lse = torch.cat((early_lse, lse), 2)
+        delta = delta_of(wanted, grad)
+        first = part_gradients(q, k[:, :, :5], v[:, :, :5], grad, lse, delta, 0, 0)
+        second = part_gradients(late, k[:, :, 5:], v[:, :, 5:], grad[:, :, 5:], lse[:, :, 5:], delta[:, :, 5:], 5, 5)
+    first[0][:, :, 5:] += second[0]
+    torch.testing.assert_close(first[0], q.grad)
+    torch.testing.assert_close(torch.cat((first[1], second[1]), 2), k.grad)
+    torch.testing.assert_close(torch.cat((first[2], second[2]), 2), v.grad)

@@ -1,6 +1,9 @@
 """Expert parallelism: tokens travel to the ranks of their experts; what the manifest tells of them accounts for every byte."""
 
-from tests.workloads.recording import check, check_matches, needs_torch, record, run
+import pytest
+
+from tests.workloads.recording import check, check_matches, needs_torch, record
+from tracekit.errors import UsageError
 
 pytestmark = needs_torch
 
@@ -53,11 +56,61 @@ def test_one_rank_of_many(tmp_path):
     check(record(tmp_path, "expert_parallel", *SMALL, "--backend", "fake", "--mesh", "ep=8", "--rank", "5", "--precision", "bf16"))
 
 
-def test_what_cannot_be_is_told():
-    for arguments, sentence in (
-        (("--experts", "6", "--mesh", "ep=4"), "6 experts do not divide into 4 ranks of axis ep"),
-        (("--top-k", "9"), "a token cannot choose 9 of 8 experts"),
-        (("--padding",), "--padding fills every expert up to its capacity, and none is set"),
-        (("--mesh", "tp=2,ep=2"), "this workload has no use for axis tp of the mesh"),
-    ):
-        assert sentence in run("record", "expert_parallel", "--backend", "fake", "-o", "unused", *arguments, expect=2).stderr
+@pytest.mark.parametrize(
+    ("figures", "ranks", "sentence"),
+    [
+        ({"experts": 6}, 4, "6 experts do not divide into 4 ranks of axis ep"),
+        ({"top_k": 9}, 2, "a token cannot choose 9 of 8 experts"),
+        ({"capacity_factor": -1.0}, 2, "a capacity factor of -1.0 makes no sense"),
+        ({"padding": True}, 2, "--padding fills every expert up to its capacity, and none is set"),
+    ],
+)
+def test_what_cannot_be_is_told(figures, ranks, sentence):
+    from workloads.common.experts import Routing
+
+    with pytest.raises(UsageError, match=sentence):
+        Routing(**figures).check(ranks)
+
+
+def test_first_choices_go_first_where_room_is_short():
+    """4 tokens, 2 choices, 3 experts with room for 2 each: token 3's first choice of expert 0 goes before token 0's second."""
+    import torch
+
+    from workloads.common.experts import Plan, Routing
+
+    first, second = [1, 0, 2, 0], [0, 1, 1, 2]
+    plan = Plan.of(torch.tensor([first, second]), Routing(3, 2, capacity_factor=0.75))
+    assert plan.capacity == 2
+    assert [int(slot) for slot in plan.slot] == [1, 3, 0, 5, 2, 7]  # slot = 4 * choice + token
+    assert plan.routed.tolist() == plan.counts.tolist() == [2, 2, 2]
+    roomy = Plan.of(torch.tensor([first, second]), Routing(3, 2, capacity_factor=1.5, padding=True))
+    assert roomy.counts.tolist() == [4, 4, 4] and roomy.routed.tolist() == [3, 3, 2]
+    assert roomy.place.tolist() == [0, 1, 2, 4, 5, 6, 8, 9]
+
+
+@pytest.mark.parametrize("padding", [False, True])
+def test_a_mixture_is_the_weighted_sum_of_the_chosen_experts(padding):
+    """Tokens whose choices are all dropped get zeros."""
+    import torch
+
+    from workloads.common.experts import MoE, Routing
+    from workloads.common.transformer import Shape, initialize
+
+    shape = Shape(hidden=8, heads=2, kv_heads=2, ffn=16)
+    layer = MoE(shape, Routing(4, 2, capacity_factor=0.75, padding=padding))
+    initialize(layer, 0)
+    x = torch.randn(2, 8, 8, generator=torch.Generator().manual_seed(1))
+    found = layer(x)
+    load = layer.take_load("layer", 0)
+    assert (load.capacity, max(load.routed)) == (6, 6) and sum(load.routed) + load.dropped == 32 and load.dropped
+    probability = (x @ layer.router.weight.T).softmax(-1).flatten(0, 1)
+    room, wanted = [6] * 4, torch.zeros(16, 8)
+    weights, choices = probability.topk(2, -1)
+    for choice in range(2):
+        for token in range(16):
+            number = int(choices[token, choice])
+            if room[number]:
+                room[number] -= 1
+                share = weights[token, choice] / weights[token].sum()
+                wanted[token] += share * layer.experts[str(number)](x.flatten(0, 1)[token])
+    torch.testing.assert_close(found.flatten(0, 1), wanted)
