@@ -161,10 +161,13 @@ def test_a_wrong_gradient_is_found(monkeypatch):
         ({"kv_heads": 3}, "3 heads of keys and values do not divide 4 heads"),
         ({"cp": 0}, "cp 0"),
         ({"head_size": -2}, "head size -2"),
-        ({"seed": -1}, "negative"),
+        ({"seed": -1}, "seed -1"),
         ({"algorithm": "star"}, "no algorithm 'star'"),
         ({"layout": "striped"}, "no layout 'striped'"),
         ({"sequence": 1 << 20}, "scores"),
+        ({"head_size": 1 << 20}, "elements of one array"),
+        ({"sequence": 256, "head_size": 2048}, "multiplications"),
+        ({"element_bytes": 10**12}, "bytes"),
     ],
 )
 def test_bad_arguments_are_refused_with_the_reason(arguments, reason):

@@ -11,6 +11,7 @@ import pandas as pd
 
 from tracekit.errors import UsageError
 from tracekit.findings import Table
+from tracekit.simulate import bounds
 from tracekit.simulate.context_algorithms import ALGORITHMS
 from tracekit.simulate.context_formulas import FORMULAS, Sizes, expected_imbalance, expected_pairs, expected_sent
 from tracekit.simulate.context_problem import LAYOUTS, Machine, Problem, Results, one_rank, token_places
@@ -22,7 +23,8 @@ TITLE = "Context parallel: attention over a sequence cut across ranks"
 EXAMPLE = "tracekit simulate context-parallel --algorithm ring --cp 4 --layout zigzag"
 
 _RESULTS = ("out", "dq", "dk", "dv")
-_MOST_SCORES, _MOST_MULTIPLICATIONS = 10**7, 10**8
+#: Eight runs of two passes each stay within seconds.
+_MOST_MULTIPLICATIONS = 10**8
 
 
 @dataclass(frozen=True)
@@ -87,21 +89,18 @@ def run(arguments: Arguments) -> Experiment:
 
 
 def _checked(a: Arguments) -> Sizes:
-    for name in ("cp", "sequence", "batch", "heads", "head_size", "element_bytes"):
-        if getattr(a, name) < 1:
-            raise UsageError(f"{name.replace('_', ' ')} {getattr(a, name)}", "give at least 1")
-    for name in ("kv_heads", "seed"):
-        if getattr(a, name) < 0:
-            raise UsageError(f"{name.replace('_', ' ')} {getattr(a, name)} is negative", "give 0 or more")
-    for what, value, choices in (("algorithm", a.algorithm, tuple(ALGORITHMS)), ("layout", a.layout, LAYOUTS)):
-        if value not in choices:
-            raise UsageError(f"there is no {what} {value!r}", f"choose one of {', '.join(choices)}")
+    bounds.at_least(1, a, "cp", "sequence", "batch", "heads", "head_size")
+    bounds.at_least(0, a, "kv_heads", "seed")
+    bounds.element_bytes(a)
+    bounds.one_of(tuple(ALGORITHMS), a, "algorithm")
+    bounds.one_of(LAYOUTS, a, "layout")
     sizes = Sizes(a.cp, a.sequence, a.batch, a.heads, a.kv_heads or a.heads, a.head_size, a.element_bytes, a.causal, a.keep_gathered)
     if sizes.a % sizes.g:
         raise UsageError(f"{sizes.g} heads of keys and values do not divide {sizes.a} heads", "choose a divisor of the heads")
-    scores = sizes.s**2 * sizes.b * sizes.a
-    if scores > _MOST_SCORES or scores * sizes.d > _MOST_MULTIPLICATIONS:
-        raise UsageError(f"{scores:.2g} scores of {sizes.d} elements are more than an experiment is for", "take a shorter sequence")
+    scores, elements = sizes.s**2 * sizes.b * sizes.a, sizes.s * sizes.b * sizes.a * sizes.d
+    bounds.within(scores, bounds.MOST_ELEMENTS, "scores", "take a shorter sequence or fewer heads")
+    bounds.within(elements, bounds.MOST_ELEMENTS, "elements of one array", "take a shorter sequence or smaller heads")
+    bounds.within(scores * sizes.d, _MOST_MULTIPLICATIONS, "multiplications a pass", "take a shorter sequence or smaller heads")
     for name in ("contiguous", a.layout, a.algorithm):
         misfit = _misfit(name, sizes)
         if misfit is not None:

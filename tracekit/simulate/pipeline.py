@@ -6,7 +6,6 @@ Every schedule that can run with the arguments is simulated from the dependencie
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
@@ -16,6 +15,7 @@ import pandas as pd
 from tracekit.errors import UsageError
 from tracekit.estimate import pipeline as estimate
 from tracekit.findings import Table
+from tracekit.simulate import bounds
 from tracekit.simulate.experiment import Bar, Check, Experiment, Gantt
 from tracekit.simulate.functions import error, rounding
 from tracekit.simulate.pipeline_numbers import PipelineRun, random_model, unsharded, work_label
@@ -26,7 +26,7 @@ EXAMPLE = "tracekit simulate pipeline --schedule 1f1b --stages 4 --micro-batches
 
 _BAR_KINDS = {"F": "forward", "B": "backward_input", "W": "backward_weight", "BW": "backward"}
 #: Beyond these an experiment would no longer finish in seconds, or its picture could not be read.
-_MOST_PIECES, _MOST_MULTIPLICATIONS, _MOST_MOMENTS = 8192, 4 * 10**9, 120
+_MOST_PIECES, _MOST_MOMENTS, _LONGEST = 8192, 120, 1e12
 
 
 @dataclass(frozen=True)
@@ -107,30 +107,23 @@ def run(arguments: Arguments) -> Experiment:
 def _checked(arguments: Arguments) -> tuple[Fraction, Fraction, Fraction]:
     """The times F, B, W as decimals say them; raises ``UsageError`` for whatever would not run or not end."""
     a = arguments
-    for name in ("sequence", "micro_batch_size", "hidden", "element_bytes"):
-        if getattr(a, name) < 1:
-            raise UsageError(f"{name.replace('_', ' ')} {getattr(a, name)}", "give at least 1")
-    if a.seed < 0:
-        raise UsageError(f"seed {a.seed} is negative", "give 0 or more")
+    bounds.at_least(1, a, "sequence", "micro_batch_size", "hidden", "virtual_stages")
+    bounds.at_least(0, a, "seed")
+    bounds.element_bytes(a)
     for name in ("forward", "backward_input", "backward_weight"):
         value = getattr(a, name)
-        if not math.isfinite(value) or value < 0:
-            raise UsageError(f"{name.replace('_', ' ')} takes {value}", "give a time of 0 or more")
+        if not 0 <= value <= _LONGEST:
+            raise UsageError(f"{bounds.words(name)} takes {value}", f"give a time from 0 to {_LONGEST:g}, in any unit")
     if a.forward + a.backward_input + a.backward_weight == 0:
         raise UsageError("forward, backward input and backward weight all take no time", "give at least one of them a time")
     chunks = a.virtual_stages if a.schedule == "interleaved_1f1b" else 1
     estimate.check_schedule(a.schedule, a.stages, a.micro_batches, chunks)
-    if a.virtual_stages < 1:
-        raise UsageError(f"a pipeline with {a.virtual_stages} virtual stages", "give at least 1")
-    pieces = a.stages * a.micro_batches * a.virtual_stages
-    if pieces > _MOST_PIECES:
-        raise UsageError(
-            f"{a.stages} stages x {a.micro_batches} micro-batches x {a.virtual_stages} virtual stages are {pieces} forwards",
-            f"keep their product at {_MOST_PIECES} or below",
-        )
-    work = a.stages * chunks * a.micro_batches * a.sequence * a.micro_batch_size * a.hidden**2
-    if work > _MOST_MULTIPLICATIONS:
-        raise UsageError(f"{work:.2g} multiplications a pass are more than an experiment is for", "take a smaller hidden size or sequence")
+    bounds.within(a.stages * a.micro_batches * a.virtual_stages, _MOST_PIECES, "forwards of chunks", "take fewer stages or micro-batches")
+    activations = a.stages * chunks * a.micro_batches * a.sequence * a.micro_batch_size * a.hidden
+    bounds.within(activations, bounds.MOST_ELEMENTS, "elements of activations", "take a smaller hidden size or sequence")
+    weights = a.stages * chunks * a.hidden**2
+    bounds.within(weights, bounds.MOST_ELEMENTS, "elements of weights", "take a smaller hidden size")
+    bounds.within(activations * a.hidden, bounds.MOST_MULTIPLICATIONS, "multiplications a pass", "take a smaller hidden size or sequence")
     return Fraction(str(a.forward)), Fraction(str(a.backward_input)), Fraction(str(a.backward_weight))
 
 

@@ -11,6 +11,7 @@ import pandas as pd
 
 from tracekit.errors import UsageError
 from tracekit.findings import Table
+from tracekit.simulate import bounds
 from tracekit.simulate.experiment import Call, Check, Experiment
 from tracekit.simulate.functions import Float, error, rounding
 from tracekit.simulate.tensor_parallel_layers import Block, Gradients, Norm, block_step, layer_step
@@ -22,7 +23,6 @@ EXAMPLE = "tracekit simulate tensor-parallel --tp 4 --part mlp --sequence-parall
 
 PARTS = ("column", "row", "mlp", "attention", "layer")
 MODES = ("tensor_parallel", "sequence_parallel")
-_MOST_MULTIPLICATIONS = 2 * 10**9
 #: Full-size collectives of each part: (mode, kind) -> calls of s b h elements. Sums of small gradients (``_SMALL``) come on top.
 _CALLS = {
     "column": {("tensor_parallel", "all_reduce"): 1, ("sequence_parallel", "all_gather"): 2, ("sequence_parallel", "reduce_scatter"): 1},
@@ -132,14 +132,10 @@ def run(arguments: Arguments) -> Experiment:
 
 
 def _checked(a: Arguments) -> _Sizes:
-    for name in ("tp", "sequence", "batch", "hidden", "heads", "element_bytes"):
-        if getattr(a, name) < 1:
-            raise UsageError(f"{name.replace('_', ' ')} {getattr(a, name)}", "give at least 1")
-    for name in ("kv_heads", "ffn", "seed"):
-        if getattr(a, name) < 0:
-            raise UsageError(f"{name.replace('_', ' ')} {getattr(a, name)} is negative", "give 0 or more")
-    if a.part not in PARTS:
-        raise UsageError(f"there is no part {a.part!r}", f"choose one of {', '.join(PARTS)}")
+    bounds.at_least(1, a, "tp", "sequence", "batch", "hidden", "heads")
+    bounds.at_least(0, a, "kv_heads", "ffn", "seed")
+    bounds.element_bytes(a)
+    bounds.one_of(PARTS, a, "part")
     kv_heads, ffn = a.kv_heads or a.heads, a.ffn or 4 * a.hidden
     sizes = _Sizes(a.tp, a.sequence, a.batch, a.hidden, a.heads, kv_heads, ffn, a.element_bytes, a.keep_gathered)
     if sizes.h % sizes.heads:
@@ -154,10 +150,12 @@ def _checked(a: Arguments) -> _Sizes:
     ):
         if length % sizes.t:
             raise UsageError(f"tp {sizes.t} does not divide the {length} {what}", "choose a tp that divides them; heads are never cut")
-    tokens = sizes.s * sizes.b
+    smaller = "take a smaller hidden size or a shorter sequence"
+    tokens, widest = sizes.s * sizes.b, max(3 * sizes.h, sizes.ffn)
+    arrays = max(tokens * widest, sizes.h * widest, tokens * sizes.s * sizes.heads)
+    bounds.within(arrays, bounds.MOST_ELEMENTS, "elements of one array", smaller)
     work = tokens * sizes.h * (4 * sizes.h + 2 * sizes.ffn + 2 * sizes.s)
-    if work > _MOST_MULTIPLICATIONS:
-        raise UsageError(f"{work:.2g} multiplications a pass are more than an experiment is for", "take a smaller hidden size or sequence")
+    bounds.within(work, bounds.MOST_MULTIPLICATIONS, "multiplications a pass", smaller)
     return sizes
 
 
