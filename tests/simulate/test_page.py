@@ -237,3 +237,12 @@ def test_every_kind_of_cell_has_a_colour_of_its_own():
 )
 def test_numbers_for_readers(value, text, exact):
     assert (page.number_text(value), page.exact(value)) == (text, exact)
+
+
+def test_small_errors_are_shown_in_powers_of_ten_and_shares_as_shares():
+    frame = pd.DataFrame({"error": [1.5e-16, 0.0, math.nan, 0.25], "share": [1e-9, 0.5, 0.0, 1.0], "ratio": [Fraction(1, 3), 1, 2, None]})
+    made = page.legible(Table("Errors", frame, {"error": "error", "share": "lost [share]", "ratio": "ratio"}))
+    assert made.frame["error"].tolist() == ["1.50e-16", "0", None, "0.25"]
+    assert made.frame["share"].tolist() == [1e-9, 0.5, 0.0, 1.0]
+    assert made.frame["ratio"].tolist() == ["0.333333 = 1/3", 1, 2, None]
+    assert frame["error"][0] == 1.5e-16

@@ -32,6 +32,8 @@ SCHEMA_VERSION = 1
 #: Cells and messages that the page's picture holds at most; what is beyond stands in the JSON.
 MOST_CELLS = 60_000
 MOST_BARS = 20_000
+#: A number below this would be shown as 0 among others with a few digits behind the point.
+_TINY = 5e-5
 _TEMPLATES = Path(__file__).parent / "templates"
 #: Colour of each kind of cell: what belongs to parameters is blue, gradients are warm, activations green.
 CELL_ROLES = {
@@ -89,12 +91,12 @@ def number_text(value: object) -> str:
 def legible(table: Table) -> Table:
     """The table with fractions exact (``0.375 = 3/8``), and columns of very small numbers (errors) in powers of ten."""
     frame = table.frame.copy()
-    for name in table.columns:
+    for name, heading in table.columns.items():
         values = frame[name].tolist()
         if any(isinstance(value, Fraction) for value in values):
             frame[name] = pd.Series([_figure(v) if isinstance(v, Fraction) else v for v in values], index=frame.index, dtype=object)
-        elif frame[name].dtype.kind == "f" and any(0 < abs(value) < 5e-4 for value in values):
-            texts = [None if math.isnan(v) else "0" if v == 0 else f"{v:.2e}" if abs(v) < 5e-4 else f"{v:.4g}" for v in values]
+        elif frame[name].dtype.kind == "f" and not heading.endswith("[share]") and any(0 < abs(value) < _TINY for value in values):
+            texts = [None if math.isnan(v) else "0" if v == 0 else f"{v:.2e}" if abs(v) < 1e-3 else f"{v:.4g}" for v in values]
             frame[name] = pd.Series(texts, index=frame.index, dtype=object)
     return replace(table, frame=frame)
 

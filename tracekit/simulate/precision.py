@@ -171,7 +171,7 @@ def _dynamic(arguments: Arguments, random: np.random.Generator) -> Table:
         elif good == arguments.growth_interval:
             scale, good = scale * 2, 0
     frame = pd.DataFrame(rows, columns=["step", "scale", "largest", "zero", "update"])
-    frame["largest"] = [_short(value) for value in frame["largest"]]
+    frame["largest"] = [f"{value:.4g}" for value in frame["largest"]]
     heads = {
         "step": "step",
         "scale": "loss scale",
@@ -233,7 +233,7 @@ def _sums(arguments: Arguments, random: np.random.Generator) -> tuple[Table, lis
     checks.append(Check("bf16: largest error of adding", rows[4][5], 0, "", "(x-1) eps/2 times the sum of sizes, at most", tolerance=bound))
     frame = pd.DataFrame(rows, columns=["what", "bytes", "sent", "error", "adding", "worst"])
     for name in ("error", "adding", "worst"):
-        frame[name] = [_short(value) for value in frame[name]]
+        frame[name] = [f"{value:.3g}" for value in frame[name]]
     heads = {
         "what": "gradients and sum in",
         "bytes": "sent element [bytes]",
