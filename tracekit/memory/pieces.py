@@ -58,7 +58,7 @@ class Owner:
 
 @dataclass(frozen=True)
 class Changes:
-    """Owners that were told: from behind event ``position`` on ``block`` belongs to them. Sorted by (block, position).
+    """Owners that were told behind event ``position``: ``block`` belongs to them from the next event on. Sorted by (block, position).
 
     The first one of a block counts from the block's birth on: what is told right after a tensor was made is true of it from the beginning.
     """
@@ -97,7 +97,7 @@ def cut(blocks: Blocks, owner: Owner, changes: Changes) -> Pieces:
     told[changes.block] = True
     rest = np.flatnonzero(~told)
     first = np.append(True, changes.block[1:] != changes.block[:-1])[: len(changes)]
-    start = np.where(first, blocks.birth[changes.block], np.maximum(changes.position, blocks.birth[changes.block]))
+    start = np.where(first, blocks.birth[changes.block], np.maximum(changes.position + 1, blocks.birth[changes.block]))
     last = np.append(first[1:], True)[: len(changes)]
     end = np.where(last, blocks.death[changes.block], np.append(start[1:], 0)[: len(changes)])
     end = np.minimum(end, blocks.death[changes.block])
