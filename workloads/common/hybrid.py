@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -65,13 +66,14 @@ def training(job: Job, options: Options, routing: Routing | None = None) -> Trai
         if job.size("tp") > 1:
             tensor.tensor_parallel(model, job.mesh["tp"])
         if job.size("cp") > 1:
-            context.distribute(model, job.group("cp"), context.tokens_of(job), lambda q, k, v, g: GatheredAttention.apply(q, k, v, g, False))
+            context.distribute(model, job.group("cp"), context.tokens_of(job), _gather_keys)
         policy = sharding.policy(job, "fp32")
         if dense is not None:
             for block in model.layers.values():
                 if isinstance(block.mlp, MoE) and expert is not None:
                     fully_shard(block.mlp.experts, mesh=expert, mp_policy=policy, reshard_after_forward=False)
                     # Every rank of ep has sent its tokens here: their mean is over those ranks too.
+                    block.mlp.experts.set_force_sum_reduction_for_comms(True)  # gloo cannot scale while it reduces
                     block.mlp.experts.set_gradient_divide_factor(float(job.size("ep", "dp_shard", "cp")))
             sharding.shard(model, dense, policy, reshard=False)
         return model
@@ -97,6 +99,11 @@ def training(job: Job, options: Options, routing: Routing | None = None) -> Trai
     return result
 
 
+def _gather_keys(q: Tensor, k: Tensor, v: Tensor, group: dist.ProcessGroup) -> Tensor:
+    mixed: Tensor = GatheredAttention.apply(q, k, v, group, False)
+    return mixed
+
+
 def _meshes(job: Job) -> tuple[DeviceMesh | None, DeviceMesh | None]:
     """Meshes over which dense parameters and experts are sharded (and replicated); None where that is one rank."""
     return _mesh(job, ("ep", "dp_shard", "cp")), _mesh(job, ("dp_shard", "cp"))
@@ -104,12 +111,11 @@ def _meshes(job: Job) -> tuple[DeviceMesh | None, DeviceMesh | None]:
 
 def _mesh(job: Job, axes: Sequence[str]) -> DeviceMesh | None:
     here = [axis for axis in axes if axis in job.sizes]
+    if job.size(*here, "dp_replicate") == 1:
+        return None
     name = "_".join(here)
-    if len(here) > 1 and name not in (job.mesh._flatten_mapping if hasattr(job.mesh, "_flatten_mapping") else {}):
-        job.mesh[tuple(here)]._flatten(name)
-    if job.size("dp_replicate") > 1:
-        return job.mesh["dp_replicate", name]
-    return job.mesh[name] if here and job.size(*here) > 1 else None
+    flat = job.mesh[tuple(here)]._flatten(name) if len(here) > 1 else job.mesh[name]
+    return job.mesh["dp_replicate", name] if job.size("dp_replicate") > 1 else flat
 
 
 def expected(job: Job, options: Options, routing: Routing | None = None) -> list[Expected]:
@@ -122,9 +128,9 @@ def expected(job: Job, options: Options, routing: Routing | None = None) -> list
     lines = pipeline.expected(job, plan, tokens=tokens, element_bytes=element)
     lines += _tensor(job, len(layers), tokens * job.local_batch, element, with_mlp=routing is None)
     lines += _context(job, len(layers), element)
-    lines += _sharding(job, layers, plan, routing)
+    lines += _sharding(job, layers, routing)
     if routing is not None and job.size("ep") > 1:
-        lines += _experts(job, len(layers), plan.micro_batches)
+        lines += _experts(len(layers), plan.micro_batches)
     return lines
 
 
@@ -149,13 +155,12 @@ def _context(job: Job, layers: int, element: int) -> list[Expected]:
     ]
 
 
-def _sharding(job: Job, layers: Sequence[int], plan: pipeline.Plan, routing: Routing | None) -> list[Expected]:
+def _sharding(job: Job, layers: Sequence[int], routing: Routing | None) -> list[Expected]:
     """Every unit of the stage is gathered once a step and its gradients reduced once."""
     with torch.device("meta"):
         model = Transformer(job.shape, layers=layers, mlp=Mlp if routing is None else mixture(routing, None))
     gather, reduce = sharding.element_bytes(job, "fp32")
     dense_axes, expert_axes = ([a for a in axes if job.size(a) > 1] for axes in (("ep", "dp_shard", "cp"), ("dp_shard", "cp")))
-    first = plan.stages_of(job.place("pp"))[0]
     experts = range(0) if routing is None else range(routing.experts // job.size("ep"))
     units: dict[tuple[str, bool], int] = {}
     for name, parameter in model.named_parameters():
@@ -168,7 +173,6 @@ def _sharding(job: Job, layers: Sequence[int], plan: pipeline.Plan, routing: Rou
         unit = ".".join(words[:2]) if words[0] == "layers" else ""
         elements = -(-shape[0] // world) * world * math.prod(shape[1:])
         units[unit, expert] = units.get((unit, expert), 0) + elements
-    del first
     lines = []
     for expert, axes in ((False, dense_axes), (True, expert_axes)):
         sizes = [size for (_, of_expert), size in units.items() if of_expert == expert]
@@ -204,7 +208,7 @@ def _split(name: str, shape: list[int], ranks: int) -> list[int]:
     return shape
 
 
-def _experts(job: Job, layers: int, micro_batches: int) -> list[Expected]:
+def _experts(layers: int, micro_batches: int) -> list[Expected]:
     """All-to-alls of every layer and micro-batch: counts and rows out, rows back; in backward the same without counts. Sizes vary."""
     calls = layers * micro_batches
     return [

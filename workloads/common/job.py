@@ -98,11 +98,12 @@ class Training:
 
     Either ``models`` and ``optimizer`` with the usual loop (``accumulating(last)`` is entered around each micro-batch, so that a strategy
     can synchronise only the last), or ``step``, which does it all itself. ``gathered`` gives the full parameters by their plain names, on
-    every rank (those of its own stage under pipeline parallelism).
+    every rank (those of its own stage under pipeline parallelism). What trains nothing has no models, no ``optimizer``, and ``verified`` in
+    place of ``gathered``.
     """
 
     models: list[nn.Module]
-    optimizer: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer | Any
     gathered: Callable[[], dict[str, Tensor]]
     accumulating: Callable[[bool], AbstractContextManager[Any]] = nothing
     step: Callable[[Tensor, Tensor, Any], Tensor | None] | None = None
@@ -111,4 +112,5 @@ class Training:
     before_optimizer: Callable[[], None] | None = None  # between the last backward and the optimizer's step
     finish: Callable[[], None] | None = None  # after the last step, outside of the recording
     reference: Callable[[], dict[str, Tensor]] | None = None  # parameters after one step on one process, where that takes options
+    verified: Callable[[], str] | None = None  # what --verify has found; raises AssertionError. Without it parameters are compared
     describe: dict[str, Any] = field(default_factory=dict)

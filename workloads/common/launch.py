@@ -31,6 +31,10 @@ from workloads.common.settings import mesh_sizes, parse
 GRACE_S = 20.0
 
 
+#: Lines that torch's profiler and allocator print in every run.
+_NOISE = ("USDT:", "Memory block of unknown size was allocated before the profiling started")
+
+
 class RankError(TracekitError):
     """A rank of the workload failed."""
 
@@ -55,7 +59,8 @@ def shown(arguments: Sequence[str]) -> str:
 def launch(name: str, arguments: Sequence[str], *, quiet: bool = False) -> int:
     """Run the workload module ``name`` with ``arguments`` on as many ranks as its mesh has; the number of ranks.
 
-    Raises UsageError for arguments that make no sense, RankError where a rank failed. What ranks print goes to standard error.
+    Raises UsageError for arguments that make no sense, RankError where a rank failed. What rank 0, or the first that failed, printed
+    goes to standard error.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["workloads.common.loop", name])
@@ -71,7 +76,7 @@ def launch(name: str, arguments: Sequence[str], *, quiet: bool = False) -> int:
         _watch(processes)
         failures = _failures(processes, folder)
         if not quiet:
-            _print_logs(folder, world)
+            _print_logs(folder, [failures[0].rank] if failures else [0])
         if failures:
             raise RankError(_sentence(failures, world), "what the other ranks had recorded by then was written")
     return world
@@ -128,8 +133,7 @@ def _rank(name: str, arguments: list[str], rank: int, world: int, where: str, fo
 
         run(importlib.import_module(name), arguments, rank, world, where)
     except BaseException as error:  # noqa: BLE001 - whatever ended the rank is told by the launcher
-        text = str(error).strip().splitlines()
-        failure = {"order": time.time(), "text": f"{type(error).__name__}: {text[0] if text else ''}"}
+        failure = {"order": time.time(), "text": _in_a_line(error)}
         if isinstance(error, UsageError):
             failure["usage"] = str(error)
         else:
@@ -137,6 +141,14 @@ def _rank(name: str, arguments: list[str], rank: int, world: int, where: str, fo
         Path(f"{folder}/rank{rank}.error").write_text(json.dumps(failure))
         sys.stderr.flush()
         os._exit(1)  # a process group that waits for the dead would keep this one from ending
+
+
+def _in_a_line(error: BaseException) -> str:
+    """What began it: the innermost cause, with its first line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0].strip() if text else 'without a message'}"
 
 
 def _watch(processes: Sequence[BaseProcess]) -> None:
@@ -196,12 +208,14 @@ def _sentence(failures: Sequence[Failure], world: int) -> str:
     return text
 
 
-def _print_logs(folder: str, world: int) -> None:
-    for rank in range(world):
+def _print_logs(folder: str, ranks: Sequence[int]) -> None:
+    """What these ranks printed; without lines that say nothing about the job."""
+    for rank in ranks:
         path = Path(f"{folder}/rank{rank}.log")
         text = path.read_text(errors="replace") if path.exists() else ""
         for line in text.splitlines():
-            print(f"[rank {rank}] {line}", file=sys.stderr)
+            if not any(noise in line for noise in _NOISE):
+                print(f"[rank {rank}] {line}", file=sys.stderr)
 
 
 def _free_port() -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -115,6 +116,8 @@ def train(workload: ModuleType, job: Job, options: Any) -> None:
         for number in range(settings.steps):
             batch = reference.batch_of(job.shape, job.global_batch, settings.seed, number)
             ids_BT, targets_BT = (job.share(tensor).to(job.device) for tensor in batch)
+            if settings.die == f"{job.rank}:{number}":
+                os.kill(os.getpid(), signal.SIGKILL)
             if training.step is not None:
                 training.step(ids_BT, targets_BT, recorder)
             else:
@@ -204,8 +207,8 @@ def _recorder(job: Job, options: Any, training: Training, name: str, workload: M
         strategy=name,
         options=shown,
         command=f"tracekit record {name} {launch.shown(sys_arguments(settings, options, defaults(workload)))}".strip(),
-        batch=batch_sizes(job),
         **{
+            "batch": batch_sizes(job),
             "model_shape": {**job.shape.describe(), "parameters": job.shape.elements()},
             "precision": precision_of(settings),
             "expected": workload.expected(job, options),
@@ -243,6 +246,8 @@ def verify(workload: ModuleType, job: Job, training: Training) -> str:
     """Compare this rank's gathered parameters with the reference after one step: a sentence, or AssertionError where they differ."""
     if job.settings.precision != "fp32" or job.settings.backend == "fake":
         raise UsageError("--verify compares fp32 training of all ranks", "leave out --precision and --backend fake")
+    if training.verified is not None:
+        return training.verified()
     rate = job.settings.learning_rate
     wanted = getattr(workload, "reference", lambda job: reference.train(job.shape, job.global_batch, job.settings.seed, 1, rate))
     expected = training.reference() if training.reference is not None else wanted(job)

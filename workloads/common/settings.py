@@ -57,6 +57,7 @@ class Settings:
     memory: bool = option(True, "record allocations and who owns them")
     verify: bool = option(False, "after the first step, compare the gathered parameters with the single-process reference")
     threads: int = option(1, "compute threads of a rank on the CPU")
+    die: str = option("", "RANK:STEP, a rank that kills itself in a step, to see what is left of a job that fails")
     share_gpu: bool = option(False, "let all ranks share one GPU (NCCL 2.30.3 or newer)")
 
     @property

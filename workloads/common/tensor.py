@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import (
 from tracekit.errors import UsageError
 from tracekit.manifest import Expected
 from workloads.common.job import Job
-from workloads.common.transformer import Transformer
+from workloads.common.transformer import Mlp, Transformer
 
 
 def check(job: Job) -> None:
@@ -39,7 +39,7 @@ def tensor_parallel(model: Transformer, mesh: DeviceMesh) -> None:
     """Split every block over ``mesh`` as Megatron does: q, k, v and up by columns, o and down by rows; the rest is replicated.
 
     Inputs are made DTensors once in front of attention and of the MLP, so that their gradients are summed over ranks once and not once a
-    linear layer.
+    linear layer. What stands in place of the MLP (experts) stays whole.
     """
     for block in model.layers.values():
         plan = {
@@ -48,10 +48,13 @@ def tensor_parallel(model: Transformer, mesh: DeviceMesh) -> None:
             "attention.k": ColwiseParallel(),
             "attention.v": ColwiseParallel(),
             "attention.o": RowwiseParallel(),
-            "mlp": PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),)),
-            "mlp.up": ColwiseParallel(),
-            "mlp.down": RowwiseParallel(),
         }
+        if isinstance(block.mlp, Mlp):
+            plan |= {
+                "mlp": PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),)),
+                "mlp.up": ColwiseParallel(),
+                "mlp.down": RowwiseParallel(),
+            }
         parallelize_module(block, mesh, plan)
 
 
