@@ -10,7 +10,7 @@ FSDP2 (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py; checked against
     backward, compute   the unit + the buffer of the next one + its gradients (g n) + the reduce-scatter input of the one before (r n)
     backward, reduce    the prefetched buffer + its gradients + its reduce-scatter input (+ its output in another type, r n / W)
 
-FSDP1 (torch/distributed/fsdp/_runtime_utils.py, _flat_param.py)
+FSDP1 (torch/distributed/fsdp/_runtime_utils.py, _flat_param.py; checked against torch 2.13)
 
     forward             the unit (q n), and this rank's shard of it in the gathered type while it is gathered
     backward, prefetch pre    unit + next unit + its gradients, twice: piece by piece and as the flat gradient they are copied into

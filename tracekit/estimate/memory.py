@@ -15,7 +15,7 @@ from tracekit.estimate.allocator import reserved_bytes, rounding
 from tracekit.estimate.buckets import MIB, assign
 from tracekit.estimate.gathered import Bucketed, Fsdp1, Fsdp2, Sharding, Transient, UnitBytes, unit_bytes
 from tracekit.estimate.model_state import ModelState, model_state
-from tracekit.estimate.parameters import Parameter
+from tracekit.estimate.parameters import ROOT, Parameter
 from tracekit.estimate.pipeline import in_flight_until_weight
 from tracekit.estimate.plan import Plan
 from tracekit.estimate.units import Unit, units_of
@@ -92,6 +92,7 @@ class _Walk:
         self.state = model_state(units, plan, parameters)
         self.root, self.places = _places(units, plan)
         self.early = _early_root_elements(parameters)
+        self.in_place = _adds_in_place(plan, self.state.gradients_are_buckets)
         self.by_part = _by_part(parameters)
         #: Gradients are kept whole, as autograd leaves them.
         self.plain = plan.strategy.name in ("ddp", "zero1") or (plan.strategy.shards_parameters and not _needs_sharding(plan))
@@ -128,12 +129,18 @@ class _Walk:
         yield self._moment("forward", "", loss, everything, 0, -1, count, self.now.logits_forward)
         yield self._moment("backward", "", loss, everything, 0, -1, count, self.now.logits_backward)
         head = replace(loss, what="head", unsharded=loss.unsharded + self.sharding.root_early)
-        yield self._moment("backward", "", head, everything, stream, 0 if not names else count, count, self.now.logits_gradient)
+        passing = stream + self._head_gradient()
+        yield self._moment("backward", "", head, everything, passing, 0 if not names else count, count, self.now.logits_gradient)
         for i in reversed(range(count)):
             yield from self._backward(i, sum(saved[:i]), saved[i])
         for t in self.sharding.finish():
             yield self._moment("backward", "", self._owning(t, self._root_bytes()), 0, stream, -2, 0)
         yield self._moment("optimizer", "", Transient("step"), 0, self.state.optimizer_temporaries, -3, 0)
+
+    def _head_gradient(self) -> int:
+        """The head's gradient before it is added to one that is there [bytes]."""
+        own = self.by_part.get(ROOT, {})
+        return own.get("head", 0) * self.plan.recipe.autograd if self.in_place else 0
 
     def _root_bytes(self) -> int:
         """Whole gradients of the root, where they are not kept as they are [bytes]."""
@@ -153,15 +160,19 @@ class _Walk:
                     elements = self._elements(place.name, step.parts)
                     there = elements * self.plan.recipe.autograd
                     kept = 0 if not self.plain else elements * self.plan.recipe.gradients - place.kept
-                    moment = self._owning(t, there)
-                    yield self._moment("backward", place.name, moment, earlier + step.saved, step.temporaries, i, i + 1, partly=kept)
+                    passing = step.temporaries + (there if self.plain and self.in_place else 0)
+                    yield self._moment("backward", place.name, self._owning(t, there), earlier + step.saved, passing, i, i + 1, partly=kept)
 
     def _owning(self, t: Transient, own: int) -> Transient:
         """The moment with its unit's gradients, unless those are kept as they are."""
+        if t.what != "compute" and self.in_place:
+            return t
         return t if self.plain else replace(t, unsharded=t.unsharded + t.own * own)
 
     def _elements(self, name: str, parts: tuple[str, ...] | None) -> int:
-        """Elements of the parameters of a unit whose gradients are there."""
+        """Elements of the parameters of a unit whose gradients are there, beside those that are added up in place."""
+        if self.in_place:  # each one is added to what is there as soon as it is computed
+            return self.by_part[name].get(parts[-1], 0) if parts else 0
         if parts is None:
             return self.by_part[name][""]
         return sum(self.by_part[name].get(part, 0) for part in parts)
@@ -232,6 +243,17 @@ def _needs_sharding(plan: Plan) -> bool:
     return plan.strategy.framework == "torch_fsdp2" or plan.shard > 1 or plan.recipe.compute != plan.recipe.parameter
 
 
+def _adds_in_place(plan: Plan, views: bool) -> bool:
+    """Whether autograd adds each whole gradient to one that is there (``views``: of DDP's buckets), so that it lives for a moment only.
+
+    That is so where gradients of several micro-batches are not reduced in between, and have no other type.
+    """
+    many = plan.batch.micro_batches > 1
+    if not plan.strategy.shards_parameters:
+        return views or (many and plan.strategy.name != "zero2" and plan.recipe.gradient == plan.recipe.autograd)
+    return many and not plan.strategy.syncs_each and plan.recipe.reduce == plan.recipe.autograd
+
+
 def _by_part(parameters: Sequence[Parameter]) -> dict[str, dict[str, int]]:
     """Elements of each unit by the last but one word of its parameters' names (``down`` of layers.0.mlp.down.weight); '' is all of it."""
     found: dict[str, dict[str, int]] = {}
@@ -271,7 +293,7 @@ def _sharding(walk: _Walk) -> Sharding:
     """The behaviour of the plan's strategy. Sets the bytes of the root's early gradients on the walk."""
     plan = walk.plan
     name, recipe = plan.strategy.name, plan.recipe
-    transient = 0 if walk.plain else walk.early * recipe.autograd
+    transient = 0 if walk.plain or walk.in_place else walk.early * recipe.autograd
     walk.early *= recipe.gradients
     if name in ("zero1", "zero2") and plan.shard > 1 and not walk.state.buckets:
         cap = plan.strategy.bucket_cap_mb
@@ -284,5 +306,4 @@ def _sharding(walk: _Walk) -> Sharding:
         return Sharding(plan, walk.places, walk.root)
     if plan.strategy.framework == "torch_fsdp2":
         return Fsdp2(plan, walk.places, walk.root, transient)
-    flat = name == "fsdp1" and plan.strategy.use_orig_params
-    return Fsdp1(plan, walk.places, walk.root, transient, flat)
+    return Fsdp1(plan, walk.places, walk.root, transient, name == "fsdp1")
