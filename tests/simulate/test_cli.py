@@ -231,3 +231,8 @@ def test_no_line_is_longer_than_the_terminal_and_no_figure_is_lost(fake, traceki
     squeezed = "".join(answer.out.split())
     for word in ("start", "W[0:2]", "bytessent", "activation"):
         assert word in squeezed or width < 80
+
+
+def test_verbose_says_how_long_it_took(fake, tracekit):
+    answer = tracekit("pipeline", "-q", "-v")
+    assert [line.split(" in ")[0] for line in answer.err.splitlines()] == ["computed", "written"]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tracekit.cli.analyze import _Stopwatch
 from tracekit.cli.common import OutputFile, ParamType
 from tracekit.simulate.registry import EXPERIMENTS, ExperimentModule, load
 
@@ -99,10 +100,20 @@ def experiment_command(name: str) -> click.Command:
             help="Print what every rank holds at each moment; auto: where that is not too long.",
         ),
         click.Option(["-q", "--quiet"], is_flag=True, help="Print errors and failed checks only."),
+        click.Option(["-v", "--verbose"], count=True, help="Also print how long each part took."),
     ]
 
-    def callback(output: str | None, json_file: str | None, moments: str, quiet: bool, **given: Any) -> None:
-        _run(module, given, output, json_file, moments, quiet)
+    def callback(output: str | None, json_file: str | None, moments: str, quiet: bool, verbose: int, **given: Any) -> None:
+        clock = _Stopwatch(verbose > 0)
+        experiment = _experiment(module, given, output, json_file)
+        clock.lap("computed")
+        _write(experiment, output, json_file)
+        clock.lap("written")
+        if not quiet:
+            from tracekit.cli.experiment import print_experiment
+
+            print_experiment(experiment, output, sys.stderr if json_file == "-" else sys.stdout, moments)
+        _judge(experiment)
 
     doc = f"{module.TITLE}.\n\n{EXPERIMENTS[name]}"
     epilog = f"\b\nExample:\n  {module.EXAMPLE}"
@@ -133,18 +144,11 @@ def _option(field: dataclasses.Field[Any], kind: Any) -> click.Option:
     return click.Option([name, field.name], type=kind, default=field.default, show_default=field.default != "", help=words)
 
 
-def _run(module: ExperimentModule, given: dict[str, Any], output: str | None, json_file: str | None, moments: str, quiet: bool) -> None:
+def _experiment(module: ExperimentModule, given: dict[str, Any], output: str | None, json_file: str | None) -> Experiment:
     if output is not None and json_file is not None and os.path.realpath(output) == os.path.realpath(json_file):
         raise click.UsageError(f"the page and the JSON cannot both be written to {output!r}")
     types = {field.name: type(field.default) for field, _ in _fields(module)}
-    experiment = module.run(module.Arguments(**{name: _typed(value, types[name]) for name, value in given.items()}))
-    _write(experiment, output, json_file)
-    stream = sys.stderr if json_file == "-" else sys.stdout
-    if not quiet:
-        from tracekit.cli.experiment import print_experiment
-
-        print_experiment(experiment, output, stream, moments)
-    _judge(experiment)
+    return module.run(module.Arguments(**{name: _typed(value, types[name]) for name, value in given.items()}))
 
 
 def _typed(value: Any, kind: type) -> Any:

@@ -126,10 +126,9 @@ def _refuse_sizes(arguments: Arguments) -> None:
         raise UsageError(
             "--sizes needs a collective that cuts the tensor", "choose a --kind such as all_gather, or all_to_all_v, or leave it out"
         )
-    if min(sizes) < 0 or sum(sizes) > MOST_ELEMENTS:
-        raise UsageError(
-            "--sizes holds a negative number, or too many elements", f"give sizes of 0 or more, {MOST_ELEMENTS} in all at most"
-        )
+    most = MOST_ON_ALL if kind == "all_to_all_v" else MOST_ON_ALL // ranks
+    if min(sizes) < 0 or sum(sizes) > most:
+        raise UsageError("--sizes holds a negative number, or too many elements", f"give sizes of 0 or more, {most} in all at most")
     wanted = ranks * ranks if kind == "all_to_all_v" else ranks
     if len(sizes) != wanted:
         each = f"one for each pair of ranks ({ranks} x {ranks})" if kind == "all_to_all_v" else f"one for each of {ranks} ranks"

@@ -81,8 +81,8 @@ def _axes(arguments: Arguments) -> tuple[Axis, ...]:
         raise UsageError(f"--rank {arguments.rank} is not one of {size} ranks", f"give 0 to {size - 1}")
     if not 1 <= arguments.gpus_per_node <= MOST_RANKS:
         raise UsageError(f"--gpus-per-node {arguments.gpus_per_node}", f"give 1 to {MOST_RANKS}")
-    if not 1 <= arguments.tokens <= 4096 or not 1 <= arguments.hidden <= 1024 or not 1 <= arguments.element_bytes <= 16:
-        raise UsageError("--tokens, --hidden or --element-bytes is out of range", "give up to 4096, 1024 and 16")
+    if not 1 <= arguments.tokens <= 1024 or not 1 <= arguments.hidden <= 64 or not 1 <= arguments.element_bytes <= 16:
+        raise UsageError("--tokens, --hidden or --element-bytes is out of range", "give up to 1024, 64 and 16")
     return axes
 
 
