@@ -52,7 +52,9 @@ class MemoryTrace(Trace):
         event.pop("dur", None)
 
 
-def entry(action: str, time: int, size: int = 0, addr: int | None = None, frames: Sequence[tuple[str, int, str]] = (), **more: Any) -> dict[str, Any]:
+def entry(
+    action: str, time: int, size: int = 0, addr: int | None = None, frames: Sequence[tuple[str, int, str]] = (), **more: Any
+) -> dict[str, Any]:
     """An entry of a snapshot's history; frames are (file, line, function), innermost first."""
     found = {"action": action, "size": size, "stream": 0, "time_us": time, "frames": [frame(*f) for f in frames], **more}
     return found if addr is None else {**found, "addr": addr}
@@ -75,7 +77,9 @@ def segment(address: int, size: int, blocks: Sequence[tuple[int, str]], device: 
     }  # fmt: skip
 
 
-def snapshot(traces: Sequence[Sequence[dict[str, Any]]], segments: Sequence[dict[str, Any]] = (), annotations: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+def snapshot(
+    traces: Sequence[Sequence[dict[str, Any]]], segments: Sequence[dict[str, Any]] = (), annotations: Sequence[dict[str, Any]] = ()
+) -> dict[str, Any]:
     return {
         "segments": list(segments), "device_traces": [list(trace) for trace in traces],
         "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": "", "max_split_size": -1, "garbage_collection_threshold": 0.0},

@@ -184,7 +184,13 @@ def test_what_ranges_say_of_memory(name: str, hint: Hint) -> None:
 
 
 def test_units_in_names_of_ranges() -> None:
-    names = ["FSDP::all_gather (layers.3)", "FSDP::backward_prefetch for layers.2", "unit layers.1", "unit layers.1 backward", "FSDP::pre_forward"]
+    names = [
+        "FSDP::all_gather (layers.3)",
+        "FSDP::backward_prefetch for layers.2",
+        "unit layers.1",
+        "unit layers.1 backward",
+        "FSDP::pre_forward",
+    ]
     assert [unit_of(name) for name in names] == ["layers.3", "layers.2", "layers.1", "layers.1", ""]
 
 

@@ -53,7 +53,11 @@ def test_allocated_falls_with_the_request_and_active_with_its_completion(read) -
 
 def test_blocks_older_than_the_recording_are_found_backwards(read) -> None:
     history = [entry("alloc", T, 512, B), *frees(C, 1024, T + 1)]
-    segments = [segment(A, 2048, [(2048, "active_allocated")]), segment(B, 512, [(512, "active_allocated")]), segment(C, 1024, [(1024, "inactive")])]
+    segments = [
+        segment(A, 2048, [(2048, "active_allocated")]),
+        segment(B, 512, [(512, "active_allocated")]),
+        segment(C, 1024, [(1024, "inactive")]),
+    ]
     found = curves(read(snapshot([history], segments)))
     assert found.allocated.tolist() == [3072, 3584, 2560, 2560]
     assert found.notes == ["3.07 kB were allocated before recording began"]
@@ -227,7 +231,10 @@ def test_a_long_history_is_what_a_plain_replay_finds(read) -> None:
             history.append(entry("alloc", T + i, size, address))
             total += size
             expected.append(total)
-    segments = [segment(A + i * 4096, 4096, [(live.get(A + i * 4096, 4096), "active_allocated" if A + i * 4096 in live else "inactive")]) for i in range(2000)]
+    segments = [
+        segment(A + i * 4096, 4096, [(live.get(A + i * 4096, 4096), "active_allocated" if A + i * 4096 in live else "inactive")])
+        for i in range(2000)
+    ]
     found = curves(read(snapshot([history], segments)))
     assert found.allocated.tolist() == expected
     assert found.reserved.tolist() == [2000 * 4096] * len(expected)

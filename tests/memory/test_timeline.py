@@ -96,7 +96,9 @@ def _on_host() -> MemoryTrace:
     return trace
 
 
-@pytest.mark.parametrize(("kind", "index", "name"), [(0, -1, "cpu"), (1, 3, "cuda:3"), (6, 0, "cuda:0"), (12, 1, "xpu:1"), (77, 0, "device type 77:0")])
+@pytest.mark.parametrize(
+    ("kind", "index", "name"), [(0, -1, "cpu"), (1, 3, "cuda:3"), (6, 0, "cuda:0"), (12, 1, "xpu:1"), (77, 0, "device type 77:0")]
+)
 def test_names_of_devices(kind: int, index: int, name: str) -> None:
     assert device_name(kind, index) == name
 

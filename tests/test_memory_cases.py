@@ -1,0 +1,113 @@
+"""The odd memory inputs that lie beside the project, each against its own expected.json; skipped where the folder is absent."""
+
+import pytest
+
+from tests.real import CASES
+from tests.test_cases import Case
+from tracekit.errors import InputError
+
+pytestmark = pytest.mark.skipif(not CASES.is_dir(), reason="no folder of cases beside the project")
+_cache: dict[str, Case] = {}
+
+
+def case(name: str) -> Case:
+    if name not in _cache:
+        _cache[name] = Case(name)
+    return _cache[name]
+
+
+def row(name: str):
+    (found,) = case(name).json["memory"]
+    return found
+
+
+def of(name: str):
+    return row(name), case(name).want
+
+
+@pytest.mark.parametrize("name", ["M02", "M07"])
+def test_what_must_be_said_is_said(name: str) -> None:
+    c = case(name)
+    assert not [word for word in c.expect["message_must_mention"] if word not in c.said], c.said
+
+
+@pytest.mark.parametrize("name", ["M01", "M02", "M04", "M05", "M09", "M13"])
+def test_categories_add_up_to_the_peak(name: str) -> None:
+    for found in case(name).json["memory"]:
+        if found["peak_bytes"] is not None:
+            assert sum(found["categories"].values()) == found["peak_bytes"]
+            assert sum(unit["bytes"] for unit in found["units"]) == found["peak_bytes"]
+
+
+def test_m01_out_of_memory() -> None:
+    found, want = of("M01")
+    assert found["peak_bytes"] == want["peak_allocated_bytes"]
+    (failure,) = found["out_of_memory"]
+    assert (failure["allocated_bytes"], failure["reserved_bytes"]) == (want["allocated_at_oom_bytes"], want["reserved_at_oom_bytes"])
+    assert {
+        "requested_bytes": failure["requested_bytes"],
+        "device_free_bytes": failure["device_free_bytes"],
+        "top_frame": failure["frame"],
+    } == want["oom"]
+
+
+def test_m02_before_recording() -> None:
+    found, want = of("M02")
+    assert (found["start_bytes"], found["peak_bytes"], found["end_bytes"]) == (
+        want["start_allocated_bytes"],
+        want["peak_allocated_bytes"],
+        want["end_allocated_bytes"],
+    )
+    (device,) = case("M02").job.memory_files[0].devices
+    assert int(device.curve.allocated.min()) == want["min_allocated_bytes"]
+    assert found["categories"]["before_recording"] == want["at_peak"]["unknown (before recording)"]
+    assert [u["bytes"] for u in found["units"] if u["name"] == "model.py:88 forward"] == [want["at_peak"]["forward /w/model.py:88"]]
+
+
+def test_m04_expandable_segments() -> None:
+    found, want = of("M04")
+    assert found["reserved_peak_bytes"] == want["peak_reserved_bytes"]
+    assert found["reserved_end_bytes"] == want["end_reserved_bytes"]
+    assert found["peak_bytes"] == want["peak_allocated_bytes"]
+
+
+def test_m05_private_pools() -> None:
+    found, want = of("M05")
+    assert (found["peak_bytes"], found["end_bytes"]) == (want["peak_allocated_bytes"], want["end_allocated_bytes"])
+    assert found["reserved_end_by_pool"] == want["end_reserved_by_pool"]
+    assert found["reserved_end_by_pool"]["(1, 0)"] == want["reserved_not_reusable_by_default_pool"]
+    fragments = found["fragmentation"]
+    assert fragments["free_bytes"] - fragments["private_pool_free_bytes"] == fragments["largest_free_bytes"] == 10 * 2**20
+
+
+def test_m07_no_history() -> None:
+    found, want = of("M07")
+    assert found["peak_bytes"] is want["peak_allocated_bytes"]
+    assert (found["end_bytes"], found["reserved_end_bytes"]) == (want["end_allocated_bytes"], want["reserved_bytes"])
+    assert found["categories"] is None
+    assert found["units"] == []
+
+
+def test_m09_only_one_device_has_events() -> None:
+    found = {row["device"].removeprefix("cuda:"): row for row in case("M09").json["memory"]}
+    want = case("M09").want
+    assert {device: row["end_bytes"] for device, row in found.items()} == want["end_allocated_bytes"]
+    assert {device: row["peak_bytes"] for device, row in found.items() if row["peak_bytes"] is not None} == want["peak_allocated_bytes"]
+    assert {row["rank"] for row in found.values()} == {3}
+
+
+def test_m11_a_pickle_that_calls_a_function(capsys) -> None:
+    with pytest.raises(InputError) as refused:
+        Case("M11")
+    said = str(refused.value)
+    assert "\n" not in said
+    assert "snapshot.pickle" in said
+    assert "builtins.print" in said
+    assert capsys.readouterr().out == ""
+
+
+def test_m13_raw_timeline() -> None:
+    found, want = of("M13")
+    assert (found["start_bytes"], found["peak_bytes"], found["end_bytes"]) == (want["start_bytes"], want["peak_bytes"], want["end_bytes"])
+    names = {"PARAMETER": "parameters", "ACTIVATION": "activations", "GRADIENT": "gradients", "UNKNOWN": "unattributed"}
+    assert {key: found["categories"][name] for key, name in names.items()} == want["by_category_at_peak"]
