@@ -274,8 +274,8 @@ def _ends(shape: ModelShape, plan: Plan, first: bool, last: bool) -> Iterator[Tr
 
 def _norm_gradients(plan: Plan, parameters: Sequence[Parameter]) -> Iterator[Traffic]:
     """With sequence parallelism each rank's norms saw only its tokens: their gradients are summed over tp once a step."""
-    if plan.sequence_parallel:
-        elements = elements_of(p for p in parameters if p.role == "norm")
+    elements = elements_of(p for p in parameters if p.role == "norm") if plan.sequence_parallel else 0
+    if elements:
         yield Traffic("tp", "gradient_sync", "all_reduce", "backward", plan.mesh.tp, 1, 1, elements * plan.recipe.gradient)
 
 
