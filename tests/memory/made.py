@@ -27,7 +27,7 @@ class MemoryTrace(Trace):
     def __init__(self, *args: Any, cuda: bool = False, older: int = 0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.total = older
-        self._place = {"Device Type": 1, "Device Id": 0} if cuda else {"Device Type": 0, "Device Id": -1}
+        self._place = {"Device Type": 1, "Device Id": self.gpu} if cuda else {"Device Type": 0, "Device Id": -1}
         self._reserved = 0
         self._live: dict[int, int] = {}
 

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,6 +27,6 @@ def test_no_extreme_is_ever_lost(values, buckets) -> None:
     assert (values[kept].max(), values[kept].min()) == (values.max(), values.min())
     if len(values) > 4 * buckets:
         edges = np.linspace(0, len(values), buckets + 1).astype(int)
-        for low, high in zip(edges[:-1], edges[1:], strict=True):
+        for low, high in pairwise(edges):
             inside = values[kept[(kept >= low) & (kept < high)]]
             assert (inside.max(), inside.min()) == (values[low:high].max(), values[low:high].min())

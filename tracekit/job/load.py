@@ -54,7 +54,7 @@ def load_job(
             coverage.append(result)
     if not windows and not memory:
         raise InputError(_nothing_readable(coverage), "nothing is left to analyze")
-    job = join(windows, coverage, options.mesh, options.gpus_per_node, options.ranks)
+    job = join(windows, coverage, options.mesh, options.gpus_per_node, options.ranks if windows else None)
     add_memory(job, memory, options.ranks)
     if options.steps is not None and windows and not any(len(w.steps) for w in windows):
         raise UsageError("no step of --steps is in the traces", "leave --steps out to see which there are")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tracekit.errors import InputError
+from tracekit.errors import InputError, UsageError
 from tracekit.memory.raw_timeline import of_rows
 from tracekit.memory.summary import DeviceMemory, of_snapshot
 from tracekit.readers.evidence import rank_of_name
@@ -62,6 +62,9 @@ def add_memory(job: Job, files: Sequence[MemoryFile], wanted: frozenset[int] | N
     job.notes += [note for note in give_ranks(files, job.ranks) if note not in job.notes]
     used = [file for file in files if file.rank is not None and (wanted is None or file.rank in wanted)]
     job.memory_files = sorted(used, key=lambda file: (file.rank, file.coverage.file))
+    if not job.windows and not used:
+        there = ", ".join(str(rank) for rank in sorted({file.rank for file in files if file.rank is not None})[:20])
+        raise UsageError("no rank of --ranks is in the snapshots", f"there are {there}")
     if not job.windows:
         job.ranks = sorted({file.rank for file in used if file.rank is not None})
 
