@@ -63,7 +63,7 @@ class Memory:
         """Memory over time, the peak down to names, the peaks of all ranks side by side."""
         ranks = main_devices(self.rows)
         if not ranks:
-            return []
+            return [Section("Memory", "Only the state at the end is known.", (_table(self.rows),))] if self.rows else []
         highest = max(ranks, key=lambda row: row.memory.peak or 0)
         lead = f"Live memory of each rank by owner: {_SOURCES[highest.memory.source]}. Areas add up to what is allocated."
         charts: list[Chart] = [_area(row) for row in _shown(ranks) if row.memory.curve is not None]
@@ -140,7 +140,7 @@ def _owners(row: RankMemory) -> Table:
             "blocks": np.array([h.blocks for h in holdings], np.int64),
         }
     )
-    columns = {"category": "Category", "unit": "Unit", "name": "Name", "bytes": "Bytes", "share": "Share of the peak", "blocks": "Blocks"}
+    columns = {"category": "Category", "unit": "Unit", "name": "Name", "bytes": "Size [bytes]", "share": "Of the peak [share]", "blocks": "Blocks"}
     return Table(f"Who owns the peak of {row.label}", frame, columns, preview=8)
 
 
@@ -177,7 +177,7 @@ def _table(rows: list[RankMemory]) -> Table:
         "start": "Start [bytes]",
         "end": "End [bytes]",
         "reserved": "Reserved, most [bytes]",
-        "unused": "Unused share at the peak",
+        "unused": "Unused at the peak [share]",
         "largest": "Largest free piece [bytes]",
         "source": "Source",
     }
