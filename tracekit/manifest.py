@@ -140,7 +140,8 @@ class Calls(msgspec.Struct, frozen=True):
 
     ``time_ns`` lies inside the c10d operator that issued the collective; ``group`` indexes ``Manifest.groups``; ``seq`` is its number
     within the group (of point-to-point operations: within its pair); ``name`` and ``elements_in``/``elements_out`` as recorded, -1 unknown;
-    ``peer`` the other global rank of a point-to-point operation, -1. ``lost`` counts those that were overwritten before they were read.
+    ``peer`` the other global rank of a point-to-point operation, -1; ``dtype`` the element type, an index into ``strings`` as ``name`` is
+    (the column is empty in older manifests). ``lost`` counts those that were overwritten before they were read.
     """
 
     time_ns: list[int] = []
@@ -153,6 +154,7 @@ class Calls(msgspec.Struct, frozen=True):
     strings: list[str] = []
     source: str = ""
     lost: int = 0
+    dtype: list[int] = []
 
 
 class Expected(msgspec.Struct, frozen=True):
@@ -252,11 +254,12 @@ def _problem(manifest: Manifest) -> str:
         return "the columns of its owners differ in length"
     if any(column and not 0 <= min(column) <= max(column) < len(owners.strings) for column in columns[3:]):
         return "its owners point outside their strings"
-    listed = (calls.time_ns, calls.group, calls.seq, calls.name, calls.peer, calls.elements_in, calls.elements_out)
+    types = calls.dtype or calls.name
+    listed = (calls.time_ns, calls.group, calls.seq, calls.name, calls.peer, calls.elements_in, calls.elements_out, types)
     if len({len(column) for column in listed}) > 1:
         return "the columns of its collectives differ in length"
     if calls.group and not (min(calls.group) >= -1 and max(calls.group) < len(manifest.groups)):
         return "its collectives point to groups that it does not list"
-    if calls.name and not (min(calls.name) >= 0 and max(calls.name) < len(calls.strings)):
+    if any(column and not 0 <= min(column) <= max(column) < len(calls.strings) for column in (calls.name, calls.dtype)):
         return "its collectives point outside their strings"
     return ""

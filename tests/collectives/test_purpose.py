@@ -77,6 +77,11 @@ def purpose(kind: str, **where: Any) -> str:
         ("all_reduce", {"axis": "tp", "phase": "optimizer", "full_bytes": 4}, "metrics"),
         ("all_reduce", {"axis": "world", "phase": "backward", "full_bytes": 4}, "gradient_sync"),
         ("barrier", {"axis": "tp"}, "setup"),
+        # measured for its own sake
+        ("all_reduce", {"axis": "dp_replicate", "context": "benchmark all_reduce"}, "metrics"),
+        ("recv", {"axis": "pp", "context": "benchmark send_recv"}, "metrics"),
+        ("barrier", {"axis": "tp", "context": "benchmark barrier"}, "metrics"),
+        ("all_reduce", {"axis": "dp_replicate", "context": "benchmark of the forward"}, "gradient_sync"),
         # no evidence
         ("all_reduce", {"axis": "world"}, "unknown"),
         ("all_gather", {"axis": "world", "phase": "forward"}, "unknown"),

@@ -34,6 +34,14 @@ def test_two_ranks_wait_and_transfer(tmp_path):
     assert (match["last_rank"], match["transfer_ns"], match["matched_by"], match["complete"]) == (1, 150_000, "seq", True)
 
 
+def test_a_barrier_moves_no_bytes_whatever_its_type(tmp_path):
+    for rank in (0, 1):
+        trace = Trace(rank, 2)
+        trace.collective("barrier", 300, 20, elements=0, dtype="", launch=200, seq=1, ranks=[0, 1])
+        trace.write(tmp_path / f"rank{rank}.json")
+    assert load(tmp_path).operations["full_bytes"].tolist() == [0, 0]
+
+
 def test_a_missing_rank_is_said_and_nothing_is_renumbered(tmp_path):
     write(tmp_path, 2, world=4)
     write(tmp_path, 0, world=4)

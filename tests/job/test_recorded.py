@@ -71,6 +71,23 @@ def test_a_call_seen_by_the_flight_recorder_gives_group_and_sequence():
     assert found["launch_step"].tolist() == [0, 0]
 
 
+def test_a_share_of_a_scatter_has_the_type_that_the_flight_recorder_saw():
+    """The root shows one input a rank; the others show none, neither in the range nor in the operator's list of lists."""
+    trace = Trace(0, 4, backend="gloo", device=None)
+    shares = {"Input Dims": [[[4]], [], []], "Input type": ["TensorList", "", ""]}
+    trace.operator("c10d::scatter_", 10, 5, **shares)
+    trace.operator("c10d::scatter_", 20, 5, **shares)
+    trace.annotation("gloo:scatter", 12, 6, tid=77, **{"Input Dims": [[4], [4]], "Input type": ["float", "float"]})
+    trace.annotation("gloo:scatter", 22, 6, tid=77)
+    read = tables(trace.text())
+    given = manifest(read, elements_in=[8, 0], elements_out=[4, 4], name=[0, 0], dtype=[0, 0])
+    calls = Calls(**{**{f: getattr(given.calls, f) for f in Calls.__struct_fields__}, "strings": ["Float"]})
+    found = build_activity(read, None, Manifest(world_size=4, groups=given.groups, calls=calls)).operations
+    assert found["dtype"].tolist() == ["float32", "float32"]
+    assert found["in_elements"].tolist() == [8, NULL]
+    assert found["out_elements"].tolist() == [4, 4]
+
+
 def test_a_call_of_no_listed_group_leaves_the_group_unknown():
     read = made()
     found = build_activity(read, None, manifest(read, group=[-1, 0])).operations

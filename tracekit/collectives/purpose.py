@@ -4,6 +4,7 @@ Rules are tried in order; the first that fits decides. What none fits is ``unkno
 An axis has a role (``role_of_axis``): tensor, context, expert, pipeline, sharding, data, loss, whole (the world, or not known), mixed.
 
     where                                     kind -> purpose
+    ranges ``benchmark NAME``                 everything -> metrics: it is called only to be measured
     anywhere                                  barrier -> setup
     expert axis, expert library, a range      all_to_all -> expert_dispatch, expert_combine (see ``_expert_turns``)
       named dispatch or combine
@@ -168,6 +169,7 @@ _PIPELINE = _by(send="pipeline", recv="pipeline", send_recv="pipeline", broadcas
 _GRADIENTS = {"all_reduce": "gradient_sync", "reduce_scatter": "gradient_scatter", "reduce": "gradient_scatter"}
 
 _RULES: tuple[tuple[Callable[[_Seen], bool], Callable[[_Seen], str | None]], ...] = (
+    (lambda s: re.fullmatch(r"benchmark \w+", s.context) is not None, lambda _: "metrics"),
     (lambda s: s.kind == "barrier", lambda _: "setup"),
     (_in_experts, _by(all_to_all="expert_dispatch")),
     (_named_loss, _by(all_reduce="loss")),

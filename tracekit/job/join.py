@@ -209,7 +209,7 @@ def _with_bytes(frame: pd.DataFrame, size: np.ndarray[tuple[int], np.dtype[np.in
     width = widths[frame["dtype"].cat.codes.to_numpy()]
     ingoing, outgoing = frame["in_elements"].to_numpy(), frame["out_elements"].to_numpy()
     elements = full_elements(frame["kind"], ingoing, outgoing, size)
-    known = (elements != NULL) & (width != NULL)
+    known = ((elements != NULL) & (width != NULL)) | (elements == 0)  # nothing is no bytes, whatever the type
     full = np.where(known, elements * np.where(known, width, 0), NULL)
     frame["full_bytes"] = full
     kept = kept_elements(frame["in_split"], ingoing, size, frame["position"].to_numpy())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from tracekit.collectives.kinds import kind_of_operator
+from tracekit.collectives.kinds import element_type, kind_of_operator
 from tracekit.manifest import Manifest
 from tracekit.mesh.process_groups import LocalGroup
 from tracekit.trace.events import Category, Int64Array, RankTables
@@ -28,7 +28,7 @@ def add_groups(groups: list[LocalGroup], manifest: Manifest) -> None:
 
 
 def add_calls(tables: RankTables, operations: pd.DataFrame, groups: list[LocalGroup], manifest: Manifest) -> None:
-    """Fill in group and sequence of operations that lack them: of the call that the flight recorder saw inside the same c10d operator."""
+    """Fill in group, sequence and type of operations that lack them: of the call that the flight recorder saw in the same operator."""
     calls = manifest.calls
     if calls.lost:
         tables.coverage.note(f"the flight recorder had overwritten its first {calls.lost} collectives before they were read")
@@ -48,6 +48,13 @@ def add_calls(tables: RankTables, operations: pd.DataFrame, groups: list[LocalGr
     hit = (started[at] == launch) & (operations["group"].to_numpy() < 0) if len(started) else np.zeros(len(launch), np.bool_)
     operations.loc[hit, "group"] = group[first][at[hit]]
     operations.loc[hit, "seq"] = seq[first][at[hit]]
+    if calls.dtype:  # a rank that gets its share of a scatter shows no input, and so no type
+        types = np.array([element_type(text)[0] for text in calls.strings], dtype=object)
+        told = types[np.array(calls.dtype, np.int64)[order][known]][first]
+        named = np.asarray(operations["dtype"], dtype=object)
+        missing = np.flatnonzero(hit & (named == ""))
+        named[missing] = told[at[missing]]
+        operations["dtype"] = pd.Categorical(named)
 
 
 def _operator_around(tables: RankTables, times: Int64Array) -> Int64Array:

@@ -20,8 +20,8 @@ from tracekit.units import NULL
 class TensorShapes:
     """One entry a row.
 
-    ``elements`` of all tensors of the first argument that holds any, NULL where not recorded; ``dtype`` of those tensors, '' where
-    not recorded or mixed; ``tensors`` how many (at least 1).
+    ``elements`` of all tensors, NULL where none is recorded; ``dtype`` of those tensors, '' where not recorded or mixed; ``tensors`` how
+    many (at least 1).
     """
 
     elements: Int64Array
@@ -30,7 +30,7 @@ class TensorShapes:
 
 
 def tensor_shapes(tables: RankTables, rows: Int64Array) -> TensorShapes:
-    """Shapes recorded for these event rows (-1: none)."""
+    """Shapes recorded for these ranges of a backend, whose arguments are its input tensors (-1: none)."""
     side = tables.side["shapes"]
     at = side.at(rows)
     dims = np.where(at >= 0, side.columns["Input Dims"][np.maximum(at, 0)], 0) if len(side) else np.zeros(len(rows), np.int32)
@@ -47,7 +47,7 @@ def tensor_shapes(tables: RankTables, rows: Int64Array) -> TensorShapes:
 
 
 def _read(dims: str, types: str) -> tuple[int, str, int]:
-    """(elements, dtype, tensors) of the first argument with a tensor in it; (NULL, '', 1) where nothing is recorded."""
+    """(elements, dtype, tensors) of all arguments together; (NULL, '', 1) where nothing is recorded."""
     try:
         arguments = msgspec.json.decode(dims) if dims else []
         names = msgspec.json.decode(types) if types else []
@@ -55,11 +55,15 @@ def _read(dims: str, types: str) -> tuple[int, str, int]:
         return NULL, "", 1
     if not isinstance(arguments, list):
         return NULL, "", 1
+    total, dtypes, tensors = 0, set(), 0
     for index, argument in enumerate(arguments):
         sizes = _sizes(argument) or _scalars(argument, names[index] if isinstance(names, list) and index < len(names) else "")
         if sizes:
-            return sum(sizes), _dtype(names, index), len(sizes)
-    return NULL, "", 1
+            total, tensors = total + sum(sizes), tensors + len(sizes)
+            dtypes.add(_dtype(names, index))
+    if not tensors or total >= 2**62:
+        return NULL, "", 1
+    return total, dtypes.pop() if len(dtypes) == 1 else "", tensors
 
 
 def argument_elements(dims: str, types: str) -> list[int]:

@@ -206,21 +206,29 @@ def flight_recorder_calls(groups: Sequence[Group], start_ns: int, end_ns: int) -
     inside = [e for e in entries if start_ns <= int(e.get("time_created_ns", 0)) <= end_ns and not e.get("is_p2p")]
     oldest = min((int(e.get("time_created_ns", 0)) for e in entries), default=start_ns)
     first = min((int(e.get("record_id", 0)) for e in entries), default=0)
-    strings = sorted({str(e.get("profiling_name", "")) for e in inside})
+    names, types = [str(e.get("profiling_name", "")) for e in inside], [_type(e) for e in inside]
+    strings = sorted({*names, *types})
     code = {text: i for i, text in enumerate(strings)}
     return Calls(
         time_ns=[int(e["time_created_ns"]) for e in inside],
         group=[place.get(str((e.get("process_group") or [""])[0]), -1) for e in inside],
         seq=[int(e.get("collective_seq_id", -1)) for e in inside],
-        name=[code[str(e.get("profiling_name", ""))] for e in inside],
+        name=[code[name] for name in names],
         peer=[-1] * len(inside),
         elements_in=[_elements(e.get("input_sizes")) for e in inside],
         elements_out=[_elements(e.get("output_sizes")) for e in inside],
+        dtype=[code[kind] for kind in types],
         strings=strings,
         source="flight_recorder",
         # The buffer is a ring: what it lost of this window can be told only where its oldest entry lies within the window.
         lost=first if oldest > start_ns else 0,
     )
+
+
+def _type(entry: dict[str, Any]) -> str:
+    """The element type of all tensors of a call; '' where there is none, or more than one."""
+    found = {str(kind) for key in ("input_dtypes", "output_dtypes") for kind in entry.get(key) or ()}
+    return found.pop() if len(found) == 1 else ""
 
 
 def _elements(sizes: Any) -> int:
