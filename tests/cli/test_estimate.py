@@ -1,6 +1,8 @@
 """``tracekit estimate`` end to end."""
 
+import dataclasses
 import json
+import re
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -11,6 +13,9 @@ from click.testing import CliRunner, Result
 
 from tracekit.cli.estimate import Size
 from tracekit.cli.main import cli
+from tracekit.estimate.plan import Batch, Plan, Strategy
+from tracekit.estimate.recipe import Recipe
+from tracekit.estimate.shape import ModelShape
 
 SMALL = ["--model", "llama3-8b", "--mesh", "dp_shard=8", "--recompute", "full"]
 
@@ -208,3 +213,16 @@ def test_the_program_as_a_user_starts_it(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, cwd=tmp_path)
     assert done.stderr == ""
     assert json.loads(done.stdout)["tracekit_version"]
+
+
+def test_every_key_of_the_json_is_documented():
+    text = (Path(__file__).resolve().parents[2] / "docs" / "estimate.md").read_text()
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    documented = set(re.findall(r"[a-z_0-9]+", " ".join(re.findall(r"`([^`]+)`", text))))
+    found = document("--model", "llama3-8b", "--mesh", "pp=2,dp_shard=4", "--global-batch", "8")
+    fit = document(*SMALL[:2], "--fit", "80GB", "--ranks", "2", "--recompute", "full")
+    keys = set(found) | {key for row in (*found["memory"], *found["communication"]) for key in row}
+    keys |= set(found["step"]) | set(found["flops"]) | set(found["pipeline"]) | set(found["hardware"]) | set(fit) | set(fit["meshes"][0])
+    assert keys - documented == set()
+    fields = {field.name for kind in (Plan, Batch, Strategy, ModelShape, Recipe) for field in dataclasses.fields(kind)}
+    assert fields - documented - {"name"} == set()
