@@ -117,7 +117,7 @@ def test_moments_of_the_mlp():
         ("mlp: backward of the column linear", 4),
     ]
     weights = {cell.label: cell.bytes for cell in done.moments[0].holds[1] if cell.kind == "parameter"}
-    assert weights == {"mlp.column": 16 * 32 * 2, "mlp.column_bias": 64, "mlp.row": 32 * 16 * 2, "mlp.row_bias": 32}
+    assert weights == {"mlp.column[:, 32:64]": 1024, "mlp.column_bias[32:64]": 64, "mlp.row[32:64]": 1024, "mlp.row_bias": 32}
 
 
 def test_sequence_parallel_keeps_a_share_of_the_tokens():

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tracekit.errors import UsageError
 
 #: Elements in one array, and multiplications in one pass, beyond which an experiment no longer ends in seconds.
-MOST_ELEMENTS, MOST_MULTIPLICATIONS = 10**7, 2 * 10**9
+MOST_ELEMENTS, MOST_MULTIPLICATIONS = 10**7, 10**8
 #: No number format has elements larger than this.
 MOST_ELEMENT_BYTES = 16
 

@@ -13,15 +13,20 @@ _ROOT = float(np.sqrt(2 / np.pi))
 _CUBE = 0.044715
 
 
+def linear(x: Float, weight: Float) -> Float:
+    """x W over the last dimension, all tokens in one product: NumPy would multiply once for every leading index."""
+    return np.asarray((x.reshape(-1, x.shape[-1]) @ weight).reshape(*x.shape[:-1], weight.shape[1]), np.float64)
+
+
 def gelu(x: Float) -> Float:
     """GELU in its tanh form, element by element (arXiv:1606.08415, section 2)."""
-    return np.asarray(0.5 * x * (1 + np.tanh(_ROOT * (x + _CUBE * x**3))), np.float64)
+    return np.asarray(0.5 * x * (1 + np.tanh(_ROOT * (x + _CUBE * x * x * x))), np.float64)
 
 
 def gelu_backward(x: Float, gradient: Float) -> Float:
     """Gradient of what went into ``gelu`` from that of what came out; all of one shape."""
-    inner = np.tanh(_ROOT * (x + _CUBE * x**3))
-    slope = 0.5 * (1 + inner) + 0.5 * x * (1 - inner**2) * _ROOT * (1 + 3 * _CUBE * x**2)
+    inner = np.tanh(_ROOT * (x + _CUBE * x * x * x))
+    slope = 0.5 * (1 + inner) + 0.5 * x * (1 - inner**2) * _ROOT * (1 + 3 * _CUBE * x * x)
     return np.asarray(gradient * slope, np.float64)
 
 

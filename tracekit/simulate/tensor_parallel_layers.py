@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tracekit.simulate.attention import attend, attend_backward, causal_mask, delta_of
-from tracekit.simulate.functions import Float, gelu, gelu_backward
+from tracekit.simulate.functions import Float, gelu, gelu_backward, linear
 
 _EPSILON = 1e-5
 Gradients = dict[str, Float]
@@ -114,16 +114,16 @@ def norm_backward(dy: Float, normalised: Float, inverse: Float, weights: Norm) -
 def block_step(block: Block, x: Float, dy: Float) -> tuple[Float, Float, Gradients]:
     """(y, dx, gradients) of a block on one rank; ``dy`` is the gradient of y."""
     kind = (block.heads, block.kv_heads, block.causal)
-    u, saved = middle(x @ block.column + block.column_bias, *kind)
-    y = u @ block.row + block.row_bias
-    dz = middle_backward(dy @ block.row.T, saved, *kind)
+    u, saved = middle(linear(x, block.column) + block.column_bias, *kind)
+    y = linear(u, block.row) + block.row_bias
+    dz = middle_backward(linear(dy, block.row.T), saved, *kind)
     gradients = {
         f"{block.name}.column": matmul_gradient(x, dz),
         f"{block.name}.column_bias": bias_gradient(dz),
         f"{block.name}.row": matmul_gradient(u, dy),
         f"{block.name}.row_bias": bias_gradient(dy),
     }
-    return y, dz @ block.column.T, gradients
+    return y, linear(dz, block.column.T), gradients
 
 
 def layer_step(attention: Block, mlp: Block, norms: tuple[Norm, Norm], x: Float, dy: Float) -> tuple[Float, Float, Gradients]:

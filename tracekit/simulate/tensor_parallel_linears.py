@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracekit.simulate.functions import Float
+from tracekit.simulate.functions import Float, linear
 from tracekit.simulate.tensor_parallel_layers import Gradients, bias_gradient, matmul_gradient
 from tracekit.simulate.tensor_parallel_ranks import Ranks, same
 
 
 def linear_step(weight: Float, bias: Float, x: Float, dy: Float) -> tuple[Float, Float, Gradients]:
     """(y, dx, gradients) on one rank."""
-    return x @ weight + bias, dy @ weight.T, {"weight": matmul_gradient(x, dy), "bias": bias_gradient(dy)}
+    return linear(x, weight) + bias, linear(dy, weight.T), {"weight": matmul_gradient(x, dy), "bias": bias_gradient(dy)}
 
 
 def run_column(ranks: Ranks, weight: Float, bias: Float, x: Float, dy: Float) -> tuple[Float, Float, Gradients]:
@@ -22,13 +22,13 @@ def run_column(ranks: Ranks, weight: Float, bias: Float, x: Float, dy: Float) ->
     ranks.keep("b", biases, "parameter")
     ranks.keep("x", inputs, "input")
     whole = ranks.gather(inputs, "forward", "column: input of the column linear")
-    ys = [x_ @ w + b for x_, w, b in zip(whole, weights, biases, strict=True)]
+    ys = [linear(x_, w) + b for x_, w, b in zip(whole, weights, biases, strict=True)]
     ranks.keep("y columns", ys)
     ranks.picture("column: forward", "y of a rank's own columns; nothing is summed.")
     again = ranks.gather_again(inputs, whole, "column: input of the column linear, again")
     dws = [matmul_gradient(x_, g) for x_, g in zip(again, gradients, strict=True)]
     dbs = [bias_gradient(g) for g in gradients]
-    partials = [g @ w.T for g, w in zip(gradients, weights, strict=True)]
+    partials = [linear(g, w.T) for g, w in zip(gradients, weights, strict=True)]
     ranks.keep("dW columns", dws, "gradient")
     ranks.keep("db", dbs, "gradient")
     ranks.keep("partial sum of dx", partials, "partial_sum")
@@ -47,7 +47,7 @@ def run_row(ranks: Ranks, weight: Float, bias: Float, x: Float, dy: Float) -> tu
     ranks.keep("W rows", weights, "parameter")
     ranks.keep("b", [bias.copy() for _ in weights], "parameter")
     ranks.keep("x features", inputs, "input")
-    partials = [x_ @ w for x_, w in zip(inputs, weights, strict=True)]
+    partials = [linear(x_, w) for x_, w in zip(inputs, weights, strict=True)]
     ranks.keep("partial sum of y", partials, "partial_sum")
     ranks.picture("row: local forward", "Every rank has a partial sum of all of y.")
     ys = [share + bias for share in ranks.add(partials, "forward", "row: output of the row linear")]
@@ -58,7 +58,7 @@ def run_row(ranks: Ranks, weight: Float, bias: Float, x: Float, dy: Float) -> tu
     found: list[Gradients] = [
         {"weight": matmul_gradient(x_, g), "bias": bias_gradient(share)} for x_, g, share in zip(inputs, whole, shares, strict=True)
     ]
-    dxs = [g @ w.T for g, w in zip(whole, weights, strict=True)]
+    dxs = [linear(g, w.T) for g, w in zip(whole, weights, strict=True)]
     ranks.keep("dx features", dxs, "gradient")
     ranks.add_gradients(found, ["bias"])
     for name in found[0]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tracekit.simulate.functions import Float
+from tracekit.simulate.functions import Float, linear
 from tracekit.simulate.pictured import PicturedRanks
 from tracekit.simulate.tensor_parallel_layers import (
     Block,
@@ -158,10 +158,10 @@ def forward_block(ranks: Ranks, sharded: ShardedBlock, inputs: Sequence[Float]) 
     middles, outs, partials = [], [], []
     for rank, x in enumerate(whole):
         column, bias, row = sharded.local(rank)
-        u, saved = middle(x @ column + bias, *sharded.kind)
+        u, saved = middle(linear(x, column) + bias, *sharded.kind)
         middles.append(saved)
         outs.append(u)
-        partials.append(u @ row)
+        partials.append(linear(u, row))
     if not ranks.keep_gathered:
         ranks.drop(f"{name} gathered input")
     ranks.keep(f"{name} z", [saved.z for saved in middles])
@@ -185,7 +185,7 @@ def backward_block(
     dzs = []
     for rank, dy in enumerate(dys):
         row = sharded.local(rank)[2]
-        dzs.append(middle_backward(dy @ row.T, saved.middles[rank], *sharded.kind))
+        dzs.append(middle_backward(linear(dy, row.T), saved.middles[rank], *sharded.kind))
         found.append({f"{name}.row": matmul_gradient(saved.outs[rank], dy), f"{name}.row_bias": bias_gradient(gradients[rank])})
     ranks.keep(f"{name} dz", dzs, "gradient")
     for used in ("z", "u", "output"):
@@ -195,7 +195,7 @@ def backward_block(
     partials = []
     for rank, (x, dz) in enumerate(zip(whole, dzs, strict=True)):
         found[rank] |= {f"{name}.column": matmul_gradient(x, dz), f"{name}.column_bias": bias_gradient(dz)}
-        partials.append(dz @ sharded.local(rank)[0].T)
+        partials.append(linear(dz, sharded.local(rank)[0].T))
     for used in ("dz", "input", "gathered input"):
         ranks.drop(f"{name} {used}")
     ranks.keep(f"{name} partial sum of dx", partials, "partial_sum")
@@ -250,6 +250,13 @@ def run_layer(
 
 
 def _keep_weights(ranks: Ranks, sharded: ShardedBlock) -> None:
-    for place, part in enumerate(("column", "column_bias", "row")):
-        ranks.keep(f"{sharded.block.name}.{part}", [sharded.local(rank)[place] for rank in range(ranks.world)], "parameter")
-    ranks.keep(f"{sharded.block.name}.row_bias", [sharded.block.row_bias.copy() for _ in range(ranks.world)], "parameter")
+    """Hold every rank's shards, named by what of the whole they are."""
+    block, everyone = sharded.block, range(ranks.world)
+    heads = block.heads // ranks.world
+    spans = [f"{rows[0]}:{rows[-1] + 1}" for rows in sharded.rows]
+    whose = [f"heads {rank * heads}:{(rank + 1) * heads}" for rank in everyone] if heads else spans
+    patterns = {"column": "[:, {}]", "column_bias": "[{}]", "row": "[{}]"}
+    for place, (part, pattern) in enumerate(patterns.items()):
+        labels = [f"{block.name}.{part}" + pattern.format(place_of) for place_of in (spans if part == "row" else whose)]
+        ranks.keep(f"{block.name}.{part}", [sharded.local(rank)[place] for rank in everyone], "parameter", labels)
+    ranks.keep(f"{block.name}.row_bias", [block.row_bias.copy() for _ in everyone], "parameter")
