@@ -10,11 +10,11 @@ from tracekit.manifest import Owners
 from tracekit.memory import moments, registered, rules, stack_moments
 from tracekit.memory.blocks import Blocks, Log, pair
 from tracekit.memory.moments import Hint, Moments, Setting
-from tracekit.memory.pieces import Changes, Pieces, Words, cut
+from tracekit.memory.pieces import BUFFERS, GRADIENTS, Changes, Pieces, Words, cut
 from tracekit.memory.snapshot import DeviceHistory, Snapshot
 from tracekit.memory.snapshot import timeline as of_device
 from tracekit.memory.timeline import Counters, Timeline, replay
-from tracekit.trace.events import Category, Int64Array, RankTables
+from tracekit.trace.events import BoolArray, Category, Int64Array, RankTables
 from tracekit.trace.steps import Phases, Steps
 
 
@@ -44,10 +44,11 @@ def attribute_trace(
     changes = no_changes()
     if owners is not None and owners.time_ns:
         blocks, changes = registered.claim(log, blocks, registered.registrations(owners, words), invent)
-    timeline = replay(log, counters, blocks)
     setting = Setting(phases, steps, int(log.time[-1]) if len(log) else 0)
-    owner = rules.categorize(blocks, seen.at(_shown(blocks.birth, log)), seen.at(_shown(blocks.death, log)), setting)
-    return Attributed(timeline, cut(blocks, owner, changes), words.texts, len(changes) > 0)
+    born = seen.at(_shown(blocks.birth, log))
+    owner = rules.categorize(blocks, born, seen.at(_shown(blocks.death, log)), setting)
+    blocks = _rebuilt_buckets(blocks, changes, (born.hint == Hint.DDP) & np.isin(owner.category, (BUFFERS, GRADIENTS)))
+    return Attributed(replay(log, counters, blocks), cut(blocks, owner, changes), words.texts, len(changes) > 0)
 
 
 def attribute_snapshot(snapshot: Snapshot, device: DeviceHistory, owners: Owners | None = None) -> tuple[Attributed, Phases, Steps]:
@@ -66,6 +67,17 @@ def attribute_snapshot(snapshot: Snapshot, device: DeviceHistory, owners: Owners
 def _shown(position: Int64Array, log: Log) -> Int64Array:
     """The position where the log shows it, else -1."""
     return np.where((position >= 0) & (position < len(log)), position, -1)
+
+
+def _rebuilt_buckets(blocks: Blocks, changes: Changes, built: BoolArray) -> Blocks:
+    """DDP's first buckets, registered by size alone, end where the trace shows how it builds them anew."""
+    nowhere = changes.block[(changes.category == BUFFERS) & (blocks.address[changes.block] == 0)]
+    if not built.any() or not len(nowhere):
+        return blocks
+    death, lost = blocks.death.copy(), blocks.lost.copy()
+    death[nowhere] = np.minimum(death[nowhere], int(blocks.birth[built].min()))
+    lost[nowhere] = True
+    return replace(blocks, death=death, lost=lost)
 
 
 def _ended_by_backend(tables: RankTables, log: Log, blocks: Blocks, seen: Moments) -> Blocks:

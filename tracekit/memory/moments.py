@@ -35,6 +35,7 @@ class Hint(IntEnum):
     ZERO_GRAD = 8
     LOADING = 9  # batches
     BUILDING = 10  # modules, parameters
+    ACCUMULATED = 11  # a gradient arrives at its parameter
 
 
 _FSDP1 = r"^FullyShardedDataParallel\._"
@@ -54,6 +55,7 @@ _HINTS: tuple[tuple[Hint, re.Pattern[str]], ...] = tuple(
         (Hint.DDP, r"^DistributedDataParallel\.forward$"),
         (Hint.ZERO_GRAD, r"^Optimizer\.zero_grad"),
         (Hint.OPTIMIZER, r"^Optimizer\.step"),
+        (Hint.ACCUMULATED, r"^autograd::engine::evaluate_function: \S*AccumulateGrad$"),
         (Hint.LOADING, r"^enumerate\(DataLoader\)|DataLoader.*__next__"),
     )
 )

@@ -3,9 +3,9 @@
     born before the recording                                            before recording
     born inside a collective or an all-gather's buffers                  communication buffers
     born where a sharded unit is gathered                                gathered parameters
-    born in a unit's backward and given back where it is reduced         unsharded gradients
+    born in backward and given back where a sharded unit is reduced      unsharded gradients
     born in a reduce-scatter: kept / not kept                            gradients / communication buffers
-    born in DDP's forward and kept, or kept and given back there         communication buffers (buckets)
+    born in DDP's forward and kept, or kept and given back there         communication buffers (buckets); gradients if backward keeps none
     born in the optimizer's step: kept behind it / not                   optimizer state / temporaries
     born in backward: kept behind it / not                               gradients / temporaries
     born in forward: still needed behind it / not                        activations / temporaries
@@ -35,7 +35,7 @@ from tracekit.memory.pieces import (
     UNSHARDED,
     Owner,
 )
-from tracekit.trace.events import BoolArray, Int64Array
+from tracekit.trace.events import BoolArray, Int8Array, Int64Array
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,7 @@ def categorize(blocks: Blocks, birth: Moments, death: Moments, setting: Setting)
     _by_ranges(lives, give)
     _by_phase(lives, give)
     _outside_phases(lives, setting, give)
+    _buckets_are_gradients(lives, category)
     return Owner(category, birth.name, np.where(birth.unit > 0, birth.unit, np.where(death.known, death.unit, 0)).astype(np.int32))
 
 
@@ -105,6 +106,16 @@ def _by_ranges(lives: _Lives, give) -> None:  # type: ignore[no-untyped-def]
     give((gone == Hint.DDP) & (lives.birth.phase == 0) & (lives.death.interval != lives.birth.interval), BUFFERS)
 
 
+def _buckets_are_gradients(lives: _Lives, category: Int8Array) -> None:
+    """DDP's buckets ARE the gradients (gradient_as_bucket_view) where, with the buckets there, backward keeps none of its own."""
+    buckets = (category == BUFFERS) & (lives.birth.hint == Hint.DDP)
+    if buckets.any():
+        since = lives.birth.time >= int(lives.birth.time[buckets].max())
+        backward = since & (lives.birth.phase == BACKWARD)
+        if backward.any() and not (backward & (category == GRADIENTS)).any():
+            category[buckets] = GRADIENTS
+
+
 def _by_phase(lives: _Lives, give) -> None:  # type: ignore[no-untyped-def]
     phase, hint, gone = lives.birth.phase, lives.birth.hint, lives.death.hint
     give(lives.unsure & (phase != FORWARD), UNKNOWN)
@@ -112,7 +123,8 @@ def _by_phase(lives: _Lives, give) -> None:  # type: ignore[no-untyped-def]
     give(optimizer & lives.leaves, OPTIMIZER_STATE)
     give(optimizer, TEMPORARIES)
     backward = phase == BACKWARD
-    give(backward & ((gone == Hint.REDUCE) | (gone == Hint.ACCUMULATE)), UNSHARDED)
+    sharded = bool((hint == Hint.REDUCE).any())
+    give(backward & ((gone == Hint.REDUCE) | (gone == Hint.ACCUMULATE) | (sharded & (gone == Hint.ACCUMULATED))), UNSHARDED)
     give(backward & lives.leaves, GRADIENTS)
     give(backward, TEMPORARIES)
     forward = phase == FORWARD
