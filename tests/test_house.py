@@ -32,6 +32,7 @@ def test_the_analyzer_never_loads_torch():
     every_module = (
         "import importlib, pkgutil, sys, tracekit\n"
         "names = [m.name for m in pkgutil.walk_packages(tracekit.__path__, 'tracekit.') if not m.name.endswith('__main__')]\n"
+        "names = [name for name in names if not name.startswith('tracekit.recorder.')]\n"
         "assert len(names) > 20\n"
         "for name in names: importlib.import_module(name)\n"
     )

@@ -74,9 +74,9 @@ def job(**changes: Any) -> Job:
 def operations() -> pd.DataFrame:
     """Rank 0 waits 300 us for rank 1; then a broadcast that only rank 0 recorded."""
     rows = [
-        (0, 0, 0, 10, 1_000_000, 1_500_000, "all_reduce", "tensor_parallel", 0, "tp", 7, "float32", 4096, 4096, 0, 300_000),
-        (1, 1, 0, 10, 1_300_000, 1_500_000, "all_reduce", "tensor_parallel", 0, "tp", 7, "float32", 4096, 4096, 0, 0),
-        (0, 0, 1, NULL, 2_000_000, 2_100_000, "broadcast", "unknown", -1, "", NULL, "", NULL, NULL, -1, NULL),
+        (0, 0, 0, 10, 10, 1_000_000, 1_500_000, "all_reduce", "tensor_parallel", 0, "tp", 7, "float32", 4096, 4096, 0, 300_000),
+        (1, 1, 0, 10, 10, 1_300_000, 1_500_000, "all_reduce", "tensor_parallel", 0, "tp", 7, "float32", 4096, 4096, 0, 0),
+        (0, 0, 1, NULL, NULL, 2_000_000, 2_100_000, "broadcast", "unknown", -1, "", NULL, "", NULL, NULL, -1, NULL),
     ]
     columns = list(zip(*rows, strict=True))
     rest = {"stream": [20, 20, 20], "phase": [""] * 3, "context": [""] * 3, "implementation": ["nccl"] * 3}
