@@ -12,7 +12,7 @@ from tests.builder import BASE
 from tests.memory.made import MB, MemoryTrace, entry, segment, snapshot
 from tracekit import analyses
 from tracekit.analyses import memory
-from tracekit.findings import StackedArea, StackedBars, Table, Treemap
+from tracekit.findings import StackedArea, StackedBars, Table, Timeline, Treemap
 from tracekit.job.load import LoadOptions, load_job
 from tracekit.job.model import Job
 from tracekit.manifest import Manifest, Owners, Unit, encode
@@ -255,3 +255,22 @@ def test_the_report_of_every_source_is_drawn(tmp_path: Path, cuda: bool) -> None
     written = render(results, document(job, results), "none")
     assert f"Memory of rank 0 ({'cuda:0' if cuda else 'cpu'}) over time" in written
     assert "treemap" in written
+
+
+def test_the_life_of_sharded_units(tmp_path: Path) -> None:
+    told = owners((121, A, 6 * MB, "gathered_parameters", "w", "layers.0"), (351, B, 2 * MB, "unsharded_gradients", "w", "layers.0"))
+    put(tmp_path, training(), Manifest(owners=told))
+    _, found = load(tmp_path)
+    (row,) = found.json()["memory"]
+    assert row["gathered_at_once"] == {"units": 1, "bytes": 6 * MB}
+    assert [(span["unit"], span["state"], span["step"], span["phase"], span["bytes"]) for span in row["unit_lifecycle"]] == [
+        ("layers.0", "full parameters", 7, "forward", 6 * MB),
+        ("layers.0", "full gradient", 7, "backward", 2 * MB),
+    ]
+    section = found.sections()[1]
+    assert section.lead.endswith("Most at one time: 1 unit, 6 MB of full parameters.")
+    spans, table = section.charts
+    assert isinstance(spans, Timeline)
+    assert spans.spans["lane"].tolist() == ["layers.0", "layers.0"]
+    assert isinstance(table, Table)
+    assert table.frame["us"].tolist() == [280.0, 360.0]

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tracekit.job.model import Job
+from tracekit.memory.lifecycle import UnitSpan
 from tracekit.memory.peak import OTHERS, Holding
 from tracekit.memory.summary import DeviceMemory
+from tracekit.units import NULL
 
 #: Lines of ``units`` in the JSON.
 MOST_UNITS = 100
@@ -66,7 +68,12 @@ def _shifted(memory: DeviceMemory, shift: int) -> DeviceMemory:
         curve=None if curve is None else replace(curve, time=curve.time + shift),
         steps=[replace(step, time_ns=step.time_ns + shift) for step in memory.steps],
         failures=[replace(failure, time_ns=failure.time_ns + shift) for failure in memory.failures],
+        lifecycle=None if memory.lifecycle is None else replace(memory.lifecycle, spans=_moved(memory.lifecycle.spans, shift)),
     )
+
+
+def _moved(spans: Sequence[UnitSpan], shift: int) -> list[UnitSpan]:
+    return [replace(s, start_ns=s.start_ns + shift, end_ns=s.end_ns if s.end_ns == NULL else s.end_ns + shift) for s in spans]
 
 
 def main_devices(rows: Sequence[RankMemory]) -> list[RankMemory]:
@@ -123,9 +130,30 @@ def record(row: RankMemory) -> dict[str, Any]:
             }
             for failure in memory.failures
         ],
+        **_lifecycle(memory),
         "source": memory.source,
         "notes": memory.notes,
     }
+
+
+def _lifecycle(memory: DeviceMemory) -> dict[str, Any]:
+    """How many sharded units were full at one time, and each stretch in which one was."""
+    found = memory.lifecycle
+    if found is None or not found.spans:
+        return {"gathered_at_once": None, "unit_lifecycle": []}
+    spans = [
+        {
+            "unit": span.unit,
+            "state": span.state,
+            "step": span.step,
+            "phase": span.phase or None,
+            "start_unix_ns": span.start_ns,
+            "end_unix_ns": span.end_ns,
+            "bytes": span.bytes,
+        }
+        for span in found.spans
+    ]
+    return {"gathered_at_once": {"units": found.most_units, "bytes": found.most_bytes}, "unit_lifecycle": spans}
 
 
 def units(holdings: Sequence[Holding]) -> list[dict[str, Any]]:

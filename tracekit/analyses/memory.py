@@ -15,6 +15,7 @@ import pandas as pd
 
 from tracekit.analyses._memory_findings import findings, words
 from tracekit.analyses._memory_rows import RankMemory, main_devices, record, rows_of
+from tracekit.analyses._memory_units import lifecycle_sections
 from tracekit.findings import Chart, Finding, Section, StackedArea, StackedBars, Table, Treemap
 from tracekit.job.activity import Activity
 from tracekit.job.model import Job
@@ -70,7 +71,7 @@ class Memory:
         if len(ranks) > 1:
             charts.append(_peaks(ranks))
         charts += [_tree(highest), _owners(highest), _table(self.rows)]
-        return [Section("Memory", lead, tuple(charts))]
+        return [Section("Memory", lead, tuple(charts)), *lifecycle_sections(highest)]
 
     def json(self) -> dict[str, Any]:
         """``memory``: one entry a rank and device; null, with the reason, where nothing was recorded."""
@@ -140,7 +141,8 @@ def _owners(row: RankMemory) -> Table:
             "blocks": np.array([h.blocks for h in holdings], np.int64),
         }
     )
-    columns = {"category": "Category", "unit": "Unit", "name": "Name", "bytes": "Size [bytes]", "share": "Of the peak [share]", "blocks": "Blocks"}
+    columns = {"category": "Category", "unit": "Unit", "name": "Name", "bytes": "Size [bytes]", "share": "Of the peak [share]"}
+    columns["blocks"] = "Blocks"
     return Table(f"Who owns the peak of {row.label}", frame, columns, preview=8)
 
 

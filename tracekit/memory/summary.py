@@ -11,6 +11,7 @@ from tracekit.manifest import Owners
 from tracekit.memory.attribution import Attributed, attribute_snapshot, attribute_trace
 from tracekit.memory.downsample import downsample
 from tracekit.memory.fragmentation import Fragmentation, of_counters, of_history, pool_reserved
+from tracekit.memory.lifecycle import Lifecycle, lifecycle
 from tracekit.memory.moments import unit_of
 from tracekit.memory.oom import OutOfMemory, out_of_memory
 from tracekit.memory.peak import Holding, category_curves, composition, holdings
@@ -72,6 +73,7 @@ class DeviceMemory:
     fragmentation: Fragmentation | None = None
     pools: dict[str, int] = field(default_factory=dict)
     failures: list[OutOfMemory] = field(default_factory=list)
+    lifecycle: Lifecycle | None = None
     notes: list[str] = field(default_factory=list)
 
 
@@ -149,6 +151,7 @@ def summarize(
         curve=_curve(found),
         steps=_step_peaks(timeline, steps),
         fragmentation=fragments,
+        lifecycle=lifecycle(found, phases, steps),
         notes=timeline.notes,
     )
 
