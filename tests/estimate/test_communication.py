@@ -157,21 +157,22 @@ def test_sequence_parallel_sends_the_same_bytes():
 
 @pytest.mark.parametrize("way", ["ring", "allgather", "ulysses"])
 def test_context_parallel(way):
-    """Keys and values of 2 x 2 heads of 16 for 32 tokens in bf16, over 4 ranks (arXiv:2310.01889; arXiv:2309.14509)."""
+    """Keys and values of 2 x 2 heads of 16 for 32 tokens in bf16, over 4 ranks (arXiv:2310.01889; arXiv:2309.14509), 2 layers.
+
+    Their gradients are summed in fp32. Ulysses repeats 2 heads of keys and values for 4 ranks.
+    """
     plan = Plan(mesh=MeshSizes(cp=4), recipe=RECIPES["bf16"], context_parallel=way)
     rows = counted([row for row in parallel(SHAPE, plan) if row.axis == "cp"])
     local, whole = 8 * 64 * 2, 32 * 64 * 2
+    hops = {"forward": (2 * 3, 6 * local), "backward": (2 * 6, 6 * local + 6 * 2 * local)}
     assert rows == {
-        "ring": {("cp", "send", "forward"): (2 * 3, 6 * local), ("cp", "send", "backward"): (2 * 6, 12 * local)},
+        "ring": {("cp", kind, phase): hops[phase] for phase in hops for kind in ("send", "recv")},
         "allgather": {
             ("cp", "all_gather", "forward"): (2, 2 * whole),
             ("cp", "all_gather", "backward"): (2, 2 * whole),
-            ("cp", "reduce_scatter", "backward"): (2, 2 * whole),
+            ("cp", "reduce_scatter", "backward"): (2, 2 * 2 * whole),
         },
-        "ulysses": {
-            ("cp", "all_to_all", "forward"): (2 * 4, 2 * 8 * (64 + 32 + 32 + 64) * 2),
-            ("cp", "all_to_all", "backward"): (2 * 4, 2 * 8 * (64 + 32 + 32 + 64) * 2),
-        },
+        "ulysses": {("cp", "all_to_all", phase): (2 * 4, 2 * 8 * (64 + 64 + 64 + 64) * 2) for phase in hops},
     }[way]
 
 
@@ -186,7 +187,8 @@ def test_context_ranks_share_the_model():
 def test_expert_parallel():
     """4 all-to-alls a layer of k T h elements; experts have a shard group of their own, smaller by ep."""
     plan = Plan(mesh=MeshSizes(dp_shard=8, ep=4), recipe=RECIPES["bf16"], batch=Batch(micro_batch=2))
-    rows = [row for row in parallel(MOE, plan) if row.axis == "ep"]
+    counts, *rows = [row for row in parallel(MOE, plan) if row.axis == "ep"]
+    assert (counts.phase, counts.calls, counts.full_bytes) == ("forward", 2, 8 * 8)  # how many rows go to each expert
     assert {(row.purpose, row.phase): (row.calls, row.full_bytes, row.size) for row in rows} == {
         (purpose, phase): (2, 2 * 2 * 32 * 64 * 2, 4)
         for purpose in ("expert_dispatch", "expert_combine")
@@ -200,8 +202,9 @@ def test_expert_parallel():
 def test_pipeline_messages():
     plan = Plan(mesh=MeshSizes(pp=2), recipe=RECIPES["bf16"], batch=Batch(micro_batch=2, micro_batches=4))
     message = 2 * 32 * 64 * 2
-    for stage, phase in ((0, "forward"), (1, "backward")):
-        assert [(row.kind, row.phase, row.calls, row.full_bytes) for row in parallel(SHAPE, plan, stage)] == [("send", phase, 4, message)]
+    for stage, sent, received in ((0, "forward", "backward"), (1, "backward", "forward")):
+        rows = [(row.kind, row.phase, row.calls, row.full_bytes) for row in parallel(SHAPE, plan, stage)]
+        assert rows == [("send", sent, 4, message), ("recv", received, 4, message)]
 
 
 def test_tied_embeddings_are_summed_between_first_and_last_stage():
@@ -213,7 +216,7 @@ def test_tied_embeddings_are_summed_between_first_and_last_stage():
 
 
 def test_full_recomputation_repeats_the_forwards_collectives():
-    plan = Plan(mesh=MeshSizes(dp_shard=2, tp=2, ep=2), recipe=RECIPES["bf16"])
+    plan = Plan(mesh=MeshSizes(dp_shard=2, tp=2, ep=2), recipe=RECIPES["bf16"], expert_counts=False)
     again = replace(plan, batch=Batch(recompute="full"))
 
     def backward(p: Plan, kind: str) -> int:
@@ -282,3 +285,43 @@ def test_every_rank_of_a_stage_reports_its_own_traffic():
     first, last = estimate(SHAPE, plan, hardware("h100")).roles
     assert {row.axis for row in first.traffic} == {row.axis for row in last.traffic} == {"dp_shard", "tp", "pp"}
     assert [row.purpose for row in first.traffic].count("loss") == 0
+
+
+def test_whole_embeddings_need_no_collectives_of_their_own():
+    """DTensor with embedding and head on every rank: 2 L all-reduces a pass; with sequence parallelism 4 L + 2 all-gathers, 4 L
+    reduce-scatters and an all-reduce for each norm."""
+    plan = Plan(mesh=MeshSizes(tp=2), recipe=RECIPES["fp32"], vocabulary_parallel=False, regather_inputs=False)
+    assert [(row.phase, row.calls) for row in parallel(SHAPE, plan)] == [("forward", 4), ("backward", 4)]
+    calls: dict[str, int] = {}
+    for row in parallel(SHAPE, replace(plan, sequence_parallel=True)):
+        calls[row.kind] = calls.get(row.kind, 0) + row.calls
+    assert calls == {"all_gather": 4 * 2 + 2, "reduce_scatter": 4 * 2, "all_reduce": 2 * 2 + 1}
+
+
+def test_torchs_zero_1_broadcasts_every_parameter():
+    parameters = [Parameter(f"p{i}", (1000,)) for i in range(5)]
+    plan = Plan(mesh=MeshSizes(dp_shard=2), strategy=Strategy("zero1", padding="torch_zero"), recipe=RECIPES["fp32"])
+    assert [(row.kind, row.calls, row.full_bytes) for row in data_parallel(parameters, plan)] == [
+        ("all_reduce", 1, 20_000),
+        ("broadcast", 5, 4_000),
+    ]
+
+
+def test_zero_2_gathers_and_scatters_bucket_by_bucket():
+    parameters = [Parameter(f"p{i}", (2**20 + 1,)) for i in range(8)]
+    plan = Plan(mesh=MeshSizes(dp_shard=4), strategy=Strategy("zero2"), recipe=RECIPES["fp32"], batch=Batch(micro_batches=3))
+    rows = data_parallel(parameters, plan)
+    sizes = [4 * (7 * (2**20 + 1) + 1), 4 * (2**20 + 4)]  # seven gradients reach 25 MiB; both padded to multiples of 4
+    assert [(row.kind, row.calls, row.full_bytes) for row in rows] == [
+        ("reduce_scatter", 3, sizes[0]), ("all_gather", 1, sizes[0]), ("reduce_scatter", 3, sizes[1]), ("all_gather", 1, sizes[1]),
+    ]  # fmt: skip
+
+
+def test_the_last_unit_may_stay_between_its_passes():
+    found = sharded(UNITS, name="zero3", last_stays=True)
+    assert found["dp_shard", "all_gather", "backward"][0] == 5
+
+
+def test_pipelines_of_torch_gather_once_a_step():
+    found = sharded(UNITS, micro_batches=4, reshard_after_forward=False, reshard_after_backward=False, sync_every_micro_batch=False)
+    assert {key[1]: calls for key, (calls, _) in found.items()} == {"all_gather": 6, "reduce_scatter": 6}

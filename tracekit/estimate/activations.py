@@ -183,7 +183,7 @@ def checkpoint_bytes(shape: ModelShape, plan: Plan) -> int:
 
 def logits_bytes(shape: ModelShape, plan: Plan, e: int) -> int:
     """T V elements of ``e`` bytes, divided over tensor parallelism where the loss works on shards of the vocabulary."""
-    t = plan.mesh.tp if plan.vocabulary_parallel_loss else 1
+    t = plan.mesh.tp if plan.vocabulary_parallel and plan.vocabulary_parallel_loss else 1
     return -(-tokens(shape, plan) * shape.vocabulary * e // t)
 
 

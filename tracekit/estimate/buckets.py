@@ -73,3 +73,9 @@ def ddp_buckets(
         return list(reversed(assign(parameters, limits(bucket_cap_mb), gradient_bytes)))
     backwards = list(reversed(parameters))
     return assign(backwards, [2**63] if first_iteration else limits(bucket_cap_mb), gradient_bytes)
+
+
+def zero_buckets(parameters: Sequence[Parameter], bucket_cap_mb: float | None = None, gradient_bytes: int | None = None) -> list[Bucket]:
+    """Buckets of ZeRO-1 and ZeRO-2: gradients in reverse order of ``parameters``, every one up to ``bucket_cap_mb`` (25 MiB by default)."""
+    limit = BUCKET_BYTES if bucket_cap_mb is None else int(bucket_cap_mb * MIB)
+    return assign(list(reversed(parameters)), [limit], gradient_bytes)

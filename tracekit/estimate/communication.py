@@ -20,20 +20,25 @@ tokens of a micro-batch on this rank; h hidden; t, c, p, EP sizes of axes; F(x) 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tracekit.estimate.activations import tokens
-from tracekit.estimate.buckets import MIB, assign, ddp_buckets
-from tracekit.estimate.memory import ZERO_BUCKET_BYTES
+from tracekit.estimate.buckets import ddp_buckets, zero_buckets
+from tracekit.estimate.model_state import row_shard
 from tracekit.estimate.padding import round_up
-from tracekit.estimate.parameters import Parameter, elements_of
+from tracekit.estimate.parameters import Parameter
 from tracekit.estimate.pipeline import boundary_bytes, messages_sent
 from tracekit.estimate.plan import Plan
 from tracekit.estimate.shape import ModelShape
 from tracekit.estimate.units import Unit, units_of
 
 #: Where the axis' groups lie: how many ranks apart their members are, on a mesh pp, dp_replicate, dp_shard, cp, tp (tp innermost).
+#: Bytes of an element that is summed over ranks while it travels (gradients of keys and values).
+SUMMED = 4
+#: Bytes of a count of rows for one expert.
+COUNT = 8
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
 
@@ -89,7 +94,7 @@ def merged(rows: Sequence[Traffic]) -> list[Traffic]:
     calls: dict[tuple[object, ...], int] = {}
     first: dict[tuple[object, ...], Traffic] = {}
     for row in rows:
-        if row.calls and (row.size > 1 or row.kind == "send"):
+        if row.calls and (row.size > 1 or row.kind in ("send", "recv")):
             key = (row.axis, row.purpose, row.kind, row.phase, row.size, row.full_bytes)
             calls[key] = calls.get(key, 0) + row.calls
             first.setdefault(key, row)
@@ -104,7 +109,7 @@ def data_parallel(parameters: Sequence[Parameter], plan: Plan) -> list[Traffic]:
     """Traffic of the data-parallel strategy, for the parameters of a rank (as ``memory.rank_memory`` takes them)."""
     units = units_of(parameters, plan)
     if plan.strategy.shards_parameters:
-        rows = [row for unit in units for row in _sharded_unit(unit, plan)]
+        rows = [row for unit in units for row in _sharded_unit(unit, plan, unit is units[-1])]
     elif plan.strategy.name == "ddp":
         rows = list(_ddp(parameters, plan))
     else:
@@ -127,13 +132,14 @@ def _groups(unit: Unit, plan: Plan) -> tuple[tuple[str, int], tuple[str, int]]:
     return (axis_name(plan, "dp_shard", "cp"), shard), ("dp_replicate", stride_of(plan, "dp_replicate"))
 
 
-def _sharded_unit(unit: Unit, plan: Plan) -> Iterator[Traffic]:
+def _sharded_unit(unit: Unit, plan: Plan, last: bool) -> Iterator[Traffic]:
     recipe, strategy, m = plan.recipe, plan.strategy, plan.batch.micro_batches
     (axis, stride), (replicas, replica_stride) = _groups(unit, plan)
     whole = unit.padded * recipe.compute
-    yield Traffic(axis, "parameter_gather", "all_gather", "forward", unit.w, stride, m, whole)
+    once = not strategy.reshard_after_backward and strategy.reshard_after_forward is False
+    yield Traffic(axis, "parameter_gather", "all_gather", "forward", unit.w, stride, 1 if once else m, whole)
     after = strategy.reshard_after_forward
-    stays = after is False or (unit.root and strategy.name != "zero3" and not strategy.root_reshards)
+    stays = after is False or (last and strategy.last_stays) or (unit.root and strategy.name != "zero3" and not strategy.root_reshards)
     if not stays:
         size = unit.w if after is True else min(int(after), unit.w)
         yield Traffic(axis, "parameter_gather", "all_gather", "backward", size, stride, m, whole)
@@ -157,23 +163,29 @@ def _ddp(parameters: Sequence[Parameter], plan: Plan) -> Iterator[Traffic]:
 
 
 def _zero(parameters: Sequence[Parameter], units: Sequence[Unit], plan: Plan) -> Iterator[Traffic]:
-    """Buckets reduced to shards (or all-reduced, as DeepSpeed does); one all-gather of all updated parameters."""
-    recipe, strategy = plan.recipe, plan.strategy
+    """Gradients bucket by bucket, reduced to shards (all-reduced by torch's optimizer on top of DDP, and by DeepSpeed); then parameters.
+
+    What was updated comes back bucket by bucket; from DeepSpeed all at once; from torch each parameter by itself.
+    """
+    recipe, strategy, w, reduces = plan.recipe, plan.strategy, plan.shard, _reduces(plan)
     (axis, stride), _ = _groups(units[0], plan)
-    w = plan.shard
-    limit = int(strategy.bucket_cap_mb * MIB) if strategy.bucket_cap_mb is not None else ZERO_BUCKET_BYTES
-    for bucket in assign(list(reversed(parameters)), [limit], recipe.reduce):
-        if strategy.deepspeed_allreduce or strategy.framework == "torch_zero":
-            yield Traffic(axis, "gradient_sync", "all_reduce", "backward", w, stride, _reduces(plan), bucket.bytes)
-        else:
-            full = round_up(bucket.bytes // recipe.reduce, w) * recipe.reduce
-            yield Traffic(axis, "gradient_scatter", "reduce_scatter", "backward", w, stride, _reduces(plan), full)
     if strategy.framework == "torch_zero":
+        for bucket in ddp_buckets(parameters, strategy.bucket_cap_mb, gradient_bytes=recipe.gradient):
+            yield Traffic(axis, "gradient_sync", "all_reduce", "backward", w, stride, reduces, bucket.bytes)
         for parameter in parameters:
             yield Traffic(axis, "parameter_sync", "broadcast", "optimizer", w, stride, 1, parameter.elements * recipe.parameter)
         return
-    full = sum(unit.padded for unit in units) * recipe.parameter
-    yield Traffic(axis, "parameter_sync", "all_gather", "optimizer", w, stride, 1, full)
+    for bucket in zero_buckets(parameters, strategy.bucket_cap_mb, recipe.reduce):
+        elements = round_up(bucket.bytes // recipe.reduce, w)
+        if strategy.deepspeed_allreduce:
+            yield Traffic(axis, "gradient_sync", "all_reduce", "backward", w, stride, reduces, bucket.bytes)
+        else:
+            yield Traffic(axis, "gradient_scatter", "reduce_scatter", "backward", w, stride, reduces, elements * recipe.reduce)
+        if strategy.framework == "buckets":
+            yield Traffic(axis, "parameter_sync", "all_gather", "optimizer", w, stride, 1, elements * recipe.parameter)
+    if strategy.framework != "buckets":
+        full = row_shard(parameters, plan, w)[0] * w * recipe.parameter
+        yield Traffic(axis, "parameter_sync", "all_gather", "optimizer", w, stride, 1, full)
 
 
 def model_parallel(shape: ModelShape, plan: Plan, layers: Sequence[int], stage: int, parameters: Sequence[Parameter]) -> list[Traffic]:
@@ -212,25 +224,30 @@ def _tensor(shape: ModelShape, plan: Plan, layer: int, again: int) -> Iterator[T
 
 
 def _context(shape: ModelShape, plan: Plan, again: int) -> Iterator[Traffic]:
+    """Gradients of keys and values are summed in fp32. Ulysses repeats heads of keys and values until the ranks divide them."""
     m, c, e = plan.batch.micro_batches, plan.mesh.cp, plan.recipe.autograd
     stride = stride_of(plan, "cp")
     local = tokens(shape, plan)
 
-    def row(kind: str, phase: str, calls: int, width: int, count: int) -> Traffic:
-        return Traffic("cp", "context_parallel", kind, phase, c, stride, calls * m, -(-count * width * e // plan.mesh.tp))
+    def row(kind: str, phase: str, calls: int, width: int, count: int, size: int = e) -> Traffic:
+        return Traffic("cp", "context_parallel", kind, phase, c, stride, calls * m, -(-count * width * size // plan.mesh.tp))
 
     keys = shape.key_width + shape.value_width
     if c == 1:
         return
     if plan.context_parallel == "ring":
-        yield row("send", "forward", c - 1, keys, local)
-        yield row("send", "backward", (2 + again) * (c - 1), keys, local)
+        for kind in ("send", "recv"):
+            yield row(kind, "forward", c - 1, keys, local)
+            yield row(kind, "backward", (1 + again) * (c - 1), keys, local)
+            yield row(kind, "backward", c - 1, keys, local, SUMMED)
     elif plan.context_parallel == "allgather":
         yield row("all_gather", "forward", 1, keys, local * c)
         yield row("all_gather", "backward", 1 + again, keys, local * c)
-        yield row("reduce_scatter", "backward", 1, keys, local * c)
+        yield row("reduce_scatter", "backward", 1, keys, local * c, SUMMED)
     else:
-        for width in (shape.query_width, shape.key_width, shape.value_width, shape.attention_width):
+        heads = shape.kv_heads // plan.mesh.tp or 1
+        repeated = c // math.gcd(heads, c)
+        for width in (shape.query_width, shape.key_width * repeated, shape.value_width * repeated, shape.attention_width):
             yield row("all_to_all", "forward", 1, width, local)
             yield row("all_to_all", "backward", 1 + again, width, local)
 
@@ -241,42 +258,52 @@ def _expert(shape: ModelShape, plan: Plan, layer: int, again: int) -> Iterator[T
         return
     m = plan.batch.micro_batches
     full = -(-shape.top_k * tokens(shape, plan) * shape.hidden * plan.recipe.autograd // plan.mesh.tp)
+    if plan.expert_counts:
+        counts = COUNT * shape.experts
+        yield Traffic("ep", "expert_dispatch", "all_to_all", "forward", plan.mesh.ep, plan.mesh.etp, m, counts)
+        yield Traffic("ep", "expert_dispatch", "all_to_all", "backward", plan.mesh.ep, plan.mesh.etp, m * again, counts)
     for purpose in ("expert_dispatch", "expert_combine"):
         yield Traffic("ep", purpose, "all_to_all", "forward", plan.mesh.ep, plan.mesh.etp, m, full)
         yield Traffic("ep", purpose, "all_to_all", "backward", plan.mesh.ep, plan.mesh.etp, m * (1 + again), full)
 
 
 def _ends(shape: ModelShape, plan: Plan, first: bool, last: bool) -> Iterator[Traffic]:
-    """Vocabulary-parallel embedding, head and loss (Megatron): the loss reduces the maximum, the target's logit and the sum of a token."""
-    t, m = plan.mesh.tp, plan.batch.micro_batches
+    """Embedding, head and loss. Divided (Megatron): the embedding's partial rows are summed forward, the gradient of the head's input
+    backward; the loss reduces the maximum, the target's logit and the sum of a token. Whole on every rank: with sequence parallelism the
+    head's input is gathered forward, the gradient of the embedding's output backward; else nothing.
+    """
+    t, m, divided = plan.mesh.tp, plan.batch.micro_batches, plan.vocabulary_parallel
     count = tokens(shape, plan)
     full = count * shape.hidden * plan.recipe.autograd
     purpose = "sequence_parallel" if plan.sequence_parallel else "tensor_parallel"
+
+    def row(kind: str, phase: str, calls: int = m, size: int = full, what: str = purpose) -> Traffic:
+        return Traffic("tp", what, kind, phase, t, 1, calls, size)
+
     if first and plan.sequence_parallel:
-        yield Traffic("tp", purpose, "reduce_scatter", "forward", t, 1, m, full)
-        yield Traffic("tp", purpose, "all_gather", "backward", t, 1, m, full)
-    elif first:
-        yield Traffic("tp", purpose, "all_reduce", "forward", t, 1, m, full)
-    if not last:
-        return
-    if plan.sequence_parallel:
-        yield Traffic("tp", purpose, "all_gather", "forward", t, 1, m, full)
-        yield Traffic("tp", purpose, "all_gather", "backward", t, 1, m if plan.regather_inputs else 0, full)
-        yield Traffic("tp", purpose, "reduce_scatter", "backward", t, 1, m, full)
-    else:
-        yield Traffic("tp", purpose, "all_reduce", "backward", t, 1, m, full)
-    if plan.vocabulary_parallel_loss:
-        yield Traffic("tp", "loss", "all_reduce", "forward", t, 1, 3 * m, 4 * count)
-    else:
-        logits = count * shape.vocabulary * plan.recipe.autograd
-        yield Traffic("tp", purpose, "all_gather", "forward", t, 1, m, logits)
+        yield row("reduce_scatter", "forward", m if divided else 0)
+        yield row("all_gather", "backward")
+    elif first and divided:
+        yield row("all_reduce", "forward")
+    if last and plan.sequence_parallel:
+        yield row("all_gather", "forward")
+        yield row("all_gather", "backward", m if divided and plan.regather_inputs else 0)
+        yield row("reduce_scatter", "backward", m if divided else 0)
+    elif last and divided:
+        yield row("all_reduce", "backward")
+    if last and divided and plan.vocabulary_parallel_loss:
+        yield row("all_reduce", "forward", 3 * m, SUMMED * count, "loss")
+    elif last and divided:
+        yield row("all_gather", "forward", m, count * shape.vocabulary * plan.recipe.autograd)
 
 
 def _norm_gradients(plan: Plan, parameters: Sequence[Parameter]) -> Iterator[Traffic]:
-    """With sequence parallelism each rank's norms saw only its tokens: their gradients are summed over tp once a step."""
-    elements = elements_of(p for p in parameters if p.role == "norm") if plan.sequence_parallel else 0
-    if elements:
-        yield Traffic("tp", "gradient_sync", "all_reduce", "backward", plan.mesh.tp, 1, 1, elements * plan.recipe.gradient)
+    """With sequence parallelism each rank's norms saw only its tokens: their gradients are summed over tp once a step, or one by one in
+    every backward."""
+    norms = [p.elements for p in parameters if p.role == "norm"] if plan.sequence_parallel else []
+    calls = 1 if plan.regather_inputs else plan.batch.micro_batches
+    for elements in [sum(norms)] if plan.regather_inputs and norms else norms:
+        yield Traffic("tp", "gradient_sync", "all_reduce", "backward", plan.mesh.tp, 1, calls, elements * plan.recipe.gradient)
 
 
 def _pipeline(shape: ModelShape, plan: Plan, stage: int, first: bool, last: bool) -> Iterator[Traffic]:
@@ -290,6 +317,8 @@ def _pipeline(shape: ModelShape, plan: Plan, stage: int, first: bool, last: bool
     forward = m * v - (m if last else 0)
     yield Traffic("pp", "pipeline", "send", "forward", p, stride, forward, full)
     yield Traffic("pp", "pipeline", "send", "backward", p, stride, sent - forward, full)
+    yield Traffic("pp", "pipeline", "recv", "forward", p, stride, m * v - (m if first else 0), full)
+    yield Traffic("pp", "pipeline", "recv", "backward", p, stride, m * v - (m if last else 0), full)
     if shape.tied_embeddings and (first or last):
         weights = -(-shape.vocabulary // plan.mesh.tp) * shape.hidden * plan.recipe.reduce
         yield Traffic("embedding", "gradient_sync", "all_reduce", "backward", 2, stride * (p - 1), 1, weights)

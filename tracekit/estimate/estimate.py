@@ -21,7 +21,7 @@ from tracekit.estimate.parameters import (
     tensor_parallel,
 )
 from tracekit.estimate.pipeline import bubble_share, in_flight
-from tracekit.estimate.plan import Plan
+from tracekit.estimate.plan import MeshSizes, Plan
 from tracekit.estimate.shape import ModelShape, parameters
 from tracekit.estimate.time import Assumptions, StageTime, StepTime, stage_time, step_time
 
@@ -126,23 +126,22 @@ def check(shape: ModelShape, plan: Plan) -> None:
 
 def local_parameters(shape: ModelShape, plan: Plan, stage: int) -> tuple[Parameter, ...]:
     """Parameters of a rank of a stage before data-parallel sharding."""
-    mesh = plan.mesh
-    return _local(
-        shape, plan.recipe.parameter, plan.wrap, mesh.pp, plan.virtual_stages if mesh.pp > 1 else 1, stage, mesh.tp, mesh.ep, mesh.etp
-    )
+    chunks = plan.virtual_stages if plan.mesh.pp > 1 else 1
+    return _local(shape, plan.recipe.parameter, plan.wrap, plan.vocabulary_parallel, plan.mesh, chunks, stage)
 
 
 @lru_cache(maxsize=512)
-def _whole(shape: ModelShape, element_bytes: int, wrap: str) -> tuple[Parameter, ...]:
-    return tuple(parameters(shape, element_bytes, wrap))
+def _whole(shape: ModelShape, element_bytes: int, wrap: str, divided: bool = True) -> tuple[Parameter, ...]:
+    return tuple(parameters(shape, element_bytes, wrap, divided))
 
 
 @lru_cache(maxsize=512)
 def _local(
-    shape: ModelShape, element_bytes: int, wrap: str, p: int, v: int, stage: int, tp: int, ep: int, etp: int
+    shape: ModelShape, element_bytes: int, wrap: str, divided: bool, mesh: MeshSizes, v: int, stage: int
 ) -> tuple[Parameter, ...]:
-    held = stage_parameters(_whole(shape, element_bytes, wrap), shape.layers, p, v, stage, shape.tied_embeddings)
-    return tuple(tensor_parallel(expert_parallel(held, ep), tp, etp))
+    whole = _whole(shape, element_bytes, wrap, divided)
+    held = stage_parameters(whole, shape.layers, mesh.pp, v, stage, shape.tied_embeddings)
+    return tuple(tensor_parallel(expert_parallel(held, mesh.ep), mesh.tp, mesh.etp))
 
 
 def estimate(shape: ModelShape, plan: Plan, device: Hardware, how: Assumptions = Assumptions()) -> Estimate:  # noqa: B008 - frozen
@@ -207,7 +206,7 @@ def _stage_flops(shape: ModelShape, plan: Plan, held: Sequence[Parameter], layer
         else:
             inside += parameter.elements * share
     if shape.tied_embeddings and stage == mesh.pp - 1:
-        outside += shape.vocabulary * shape.hidden / mesh.tp
+        outside += shape.vocabulary * shape.hidden / (mesh.tp if plan.vocabulary_parallel else 1)
     attention = layers * flops.attention_flops_a_token(shape, batch.causal) / mesh.tp
     again = {"none": 0.0, "selective": attention, "full": 2 * inside + attention}[batch.recompute]
     return tokens * (2 * (inside + outside) + attention), tokens * again

@@ -129,7 +129,13 @@ class Fsdp2(Sharding):
     def _resident(self, i: int) -> int:
         """Gathered bytes that stay while place i is used: the root's, and those of earlier places that were not freed after forward."""
         root = self.root.whole if self.root is not None and not self.plan.strategy.root_reshards else 0
+        if self._stays():  # all places but the one that is counted by itself
+            return root + sum(place.whole for index, place in enumerate(self.places) if index != i)
         return root + (sum(self._left(place) for place in self.places[:i]) if self.plan.strategy.reshard_after_forward is not True else 0)
+
+    def _stays(self) -> bool:
+        """Whether all units are gathered from the first micro-batch to the last; at the last one, nothing moves any more."""
+        return not self.plan.strategy.reshard_after_backward and self.plan.batch.micro_batches > 1
 
     def _left(self, place: UnitBytes) -> int:
         """What is left of a place between its forward and backward."""
@@ -143,6 +149,8 @@ class Fsdp2(Sharding):
         place = self.places[i]
         before = self.places[i - 1] if i else self.root
         held, whole = self._resident(i), place.whole
+        if self._stays():
+            return [Transient("compute", held + whole)]
         second = before.buffer if before is not None and place.buffer else 0
         return [
             Transient("gather", held, place.buffer + second + place.cast),
@@ -197,6 +205,8 @@ class Fsdp1(Sharding):
     def _resident(self, i: int) -> int:
         strategy = self.plan.strategy
         root = self.root.whole if self.root is not None and not strategy.root_reshards else 0
+        if strategy.last_stays and i == len(self.places) and strategy.reshard_after_forward is not False:
+            return root + (self.places[-1].whole if self.places else 0)
         kept = sum(place.whole for place in self.places[:i]) if strategy.reshard_after_forward is False else 0
         return root + kept
 

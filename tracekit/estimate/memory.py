@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from tracekit.estimate.activations import Activations, BackwardStep
 from tracekit.estimate.allocator import reserved_bytes, rounding
-from tracekit.estimate.buckets import MIB, assign
+from tracekit.estimate.buckets import zero_buckets
 from tracekit.estimate.gathered import Bucketed, Fsdp1, Fsdp2, Sharding, Transient, UnitBytes, unit_bytes
 from tracekit.estimate.model_state import ModelState, model_state
 from tracekit.estimate.parameters import ROOT, Parameter
@@ -33,8 +33,6 @@ CATEGORIES = (
     "temporaries",
     "allocator_rounding",
 )
-#: Without another word, ZeRO-1 and ZeRO-2 reduce gradients in buckets of this many bytes.
-ZERO_BUCKET_BYTES = 25 * MIB
 
 
 @dataclass(frozen=True)
@@ -296,10 +294,8 @@ def _sharding(walk: _Walk) -> Sharding:
     transient = 0 if walk.plain or walk.in_place else walk.early * recipe.autograd
     walk.early *= recipe.gradients
     if name in ("zero1", "zero2") and plan.shard > 1 and not walk.state.buckets:
-        cap = plan.strategy.bucket_cap_mb
-        limit = int(cap * MIB) if cap is not None else ZERO_BUCKET_BYTES
-        sizes = [bucket.bytes for bucket in assign(list(reversed(walk.parameters)), [limit], recipe.reduce)]
-        largest = max(sizes, default=0)
+        buckets = zero_buckets(walk.parameters, plan.strategy.bucket_cap_mb, recipe.reduce)
+        largest = max((bucket.bytes for bucket in buckets), default=0)
         output = -(-largest // plan.shard) if not plan.strategy.deepspeed_allreduce else 0
         return Bucketed(plan, walk.places, walk.root, transient, largest + output, name == "zero1")
     if walk.plain or name == "zero2":

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from tracekit.estimate.buckets import zero_buckets
 from tracekit.estimate.padding import Rules, fsdp1_starts, fsdp2_local, local_state, padded
 from tracekit.estimate.parameters import Parameter, elements_of
 from tracekit.estimate.plan import Plan
@@ -47,9 +48,12 @@ def model_state(units: Sequence[Unit], plan: Plan, order: Sequence[Parameter]) -
     whole_state = strategy.name == "ddp"
     everything = sum(unit.elements for unit in units)
     shards = sum(unit.shard for unit in units)
+    states = sum(unit.state for unit in units)
+    if strategy.name in ("zero1", "zero2") and plan.shard > 1:
+        shards, states = row_shard(order, plan, plan.shard)
     parameters = everything if whole_parameters else shards
     gradients = everything if whole_gradients else shards
-    state = everything if whole_state else sum(unit.state for unit in units)
+    state = everything if whole_state else states
     ddp = strategy.name == "ddp" or (strategy.name == "zero1" and strategy.framework == "torch_zero")
     buckets = everything * recipe.gradient if ddp and not strategy.gradient_as_bucket_view else 0
     return ModelState(
@@ -61,6 +65,17 @@ def model_state(units: Sequence[Unit], plan: Plan, order: Sequence[Parameter]) -
         tuple(_tensors(units, plan, buckets)),
         optimizer_temporaries(units, plan, state, order),
     )
+
+
+def row_shard(parameters: Sequence[Parameter], plan: Plan, w: int, rank: int = 0) -> tuple[int, int]:
+    """Elements of (gradients, optimizer state) on one rank of ZeRO-1 and ZeRO-2, which divide all parameters in a row, not unit by unit."""
+    framework = plan.strategy.framework
+    if framework == "buckets":
+        sizes = [bucket.bytes for bucket in zero_buckets(parameters, plan.strategy.bucket_cap_mb, plan.recipe.reduce)]
+        each = sum(-(-size // plan.recipe.reduce // w) for size in sizes)
+        return each, each
+    rules = Rules(framework, plan.recipe.compute, plan.strategy.use_orig_params, 1)
+    return -(-padded(rules, parameters, w) // w), local_state(rules, parameters, w, rank)
 
 
 def _tensors(units: Sequence[Unit], plan: Plan, buckets: int) -> Iterator[int]:

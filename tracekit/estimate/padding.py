@@ -9,6 +9,8 @@
     megatron      1/d of every bucket; parameters start at multiples of 64 elements,  megatron/core/distributed/param_and_grad_buffer.py
                   buckets end at multiples of lcm(d, 128)
     torch_zero    whole parameters, the largest first to the rank with least so far   torch/distributed/optim/zero_redundancy_optimizer.py
+    buckets       stages 1 and 2 by hand: 1/W of every gradient bucket, each padded   workloads/zero2.py
+                  to a multiple of W
     none          ceil(n/W) of all parameters in a row
 """
 
@@ -22,7 +24,7 @@ from dataclasses import dataclass
 from tracekit.errors import UsageError
 from tracekit.estimate.parameters import Parameter, elements_of
 
-FRAMEWORKS = ("torch_fsdp2", "torch_fsdp1", "deepspeed", "megatron", "torch_zero", "none")
+FRAMEWORKS = ("torch_fsdp2", "torch_fsdp1", "deepspeed", "megatron", "torch_zero", "buckets", "none")
 #: FSDP1 lines parameters up to this many bytes; Megatron to these many elements.
 FSDP1_ALIGNMENT_BYTES, MEGATRON_START, MEGATRON_END = 16, 64, 128
 
@@ -138,7 +140,7 @@ def padded(rules: Rules, parameters: Sequence[Parameter], w: int) -> int:
         return deepspeed_padded(parameters, w, rules.stage)
     if rules.framework == "megatron":
         return megatron_padded(parameters, w)
-    return round_up(elements_of(parameters), w) if rules.framework == "none" else elements_of(parameters)
+    return elements_of(parameters) if rules.framework == "torch_zero" else round_up(elements_of(parameters), w)
 
 
 def local_state(rules: Rules, parameters: Sequence[Parameter], w: int, rank: int) -> int:

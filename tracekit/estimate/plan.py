@@ -85,7 +85,9 @@ class Strategy:
     """How data-parallel ranks share the model.
 
     ``reshard_after_forward``: True, False, or the size of the group in which a unit stays sharded between forward and backward.
-    ``root_reshards``: the root frees its parameters after forward as well (None: as the framework does by itself: it keeps them).
+    ``reshard_after_backward`` False: units stay gathered from the first micro-batch to the end of the step (torch's pipelines with
+    reshard_after_forward False). ``last_stays``: the last unit is not freed between its forward and backward. ``root_reshards``: the root
+    frees its parameters after forward as well (None: as the framework does by itself: it keeps them).
     ``sync_every_micro_batch``: gradients are reduced after each micro-batch, not only after the last (False: no_sync, or
     set_requires_gradient_sync(False)). None: what is usual: once a step where every
     rank keeps whole gradients (ddp, zero1), else each time. ``bucket_cap_mb``: DDP's buckets [MiB]; None: torch's 25 with a first one of 1.
@@ -95,7 +97,9 @@ class Strategy:
 
     name: str = "fsdp2"
     reshard_after_forward: bool | int = True
+    reshard_after_backward: bool = True
     root_reshards: bool | None = None
+    last_stays: bool = False
     sync_every_micro_batch: bool | None = None
     gradient_as_bucket_view: bool = False
     bucket_cap_mb: float | None = None
@@ -128,7 +132,7 @@ class Strategy:
     def framework(self) -> str:
         """Whose padding rules apply: torch_fsdp2, torch_fsdp1, deepspeed, megatron or none."""
         own = {"fsdp1": "torch_fsdp1", "fsdp2": "torch_fsdp2", "hsdp": "torch_fsdp2", "zero3": "deepspeed", "ddp": "none"}
-        return self.padding or own.get(self.name, "deepspeed")
+        return self.padding or own.get(self.name, "buckets")
 
 
 @dataclass(frozen=True)
@@ -158,14 +162,16 @@ class Batch:
 class Plan:
     """Everything beside the model: mesh, strategy, recipe, batch, pipeline schedule and a few habits of the implementation.
 
-    ``sequence_parallel``: with tp, norms and dropout work on s/tp tokens. ``vocabulary_parallel_loss``: logits stay divided over tp.
+    ``sequence_parallel``: with tp, norms and dropout work on s/tp tokens. ``vocabulary_parallel``: embedding and head are
+    divided over tp, not held whole; ``vocabulary_parallel_loss``: logits stay divided over tp.
     ``context_parallel``: how ranks of cp see each other's keys: ring, allgather or ulysses. ``optimizer_loop``: foreach, fused, loop,
     or auto: as torch chooses, foreach on cuda unless parameters are DTensors (FSDP2).
     ``device``: cuda rounds allocations to 512 bytes, cpu does not. ``fused_loss``: no copies of logits beside the saved one. ``wrap``: see
     ``shape.parameters``. ``norm_kernel``: fused saves its input; composite, an rmsnorm of single operations in fp32, saves that in fp32
     and the normalised values too. ``expand_kv``: keys and values are repeated for every head before attention (grouped queries).
-    ``regather_inputs``: with sequence parallelism the gathered input of a linear layer is gathered again in backward (Megatron), not kept
-    (DTensor). ``keeps_logits``: the program holds logits in a variable until backward has ended.
+    ``regather_inputs``: with sequence parallelism the gathered input of a linear layer is gathered again in backward, and gradients of
+    norms are summed in one call (Megatron); False: it is kept, and each is summed by itself (DTensor). ``expert_counts``: ranks of ep tell
+    each other how many rows come before they send them. ``keeps_logits``: the program holds logits in a variable until backward has ended.
     """
 
     mesh: MeshSizes = field(default_factory=MeshSizes)
@@ -175,6 +181,7 @@ class Plan:
     schedule: str = "1f1b"
     virtual_stages: int = 1
     sequence_parallel: bool = False
+    vocabulary_parallel: bool = True
     vocabulary_parallel_loss: bool = True
     context_parallel: str = "ring"
     optimizer_loop: str = "auto"
@@ -185,6 +192,7 @@ class Plan:
     expand_kv: bool = False
     regather_inputs: bool = True
     keeps_logits: bool = False
+    expert_counts: bool = True
 
     def __post_init__(self) -> None:
         check_schedule(self.schedule, self.mesh.pp, self.batch.micro_batches, self.virtual_stages)

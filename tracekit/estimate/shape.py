@@ -103,11 +103,12 @@ def _check(shape: ModelShape) -> None:
         raise UsageError(f"top_k {shape.top_k} of {shape.experts} experts", "give a top_k of at most the number of experts")
 
 
-def parameters(shape: ModelShape, element_bytes: int = 4, wrap: str = "layers") -> list[Parameter]:
+def parameters(shape: ModelShape, element_bytes: int = 4, wrap: str = "layers", vocabulary_parallel: bool = True) -> list[Parameter]:
     """Every parameter in order of use, unsharded, with the dimension that tensor parallelism divides (Megatron, arXiv:1909.08053).
 
     ``wrap`` says what FSDP gathers at once: ``layers``: each layer is a unit, embedding, last norm and head belong to the root (wrapping
     blocks, then the model); ``ends``: embedding, and last norm with head, are units of their own as well; ``whole``: one unit, the root.
+    ``vocabulary_parallel``: embedding and head are divided as well.
     """
     if wrap not in ("layers", "ends", "whole"):
         raise UsageError(f"there is no way to wrap called {wrap!r}", "choose layers, ends or whole")
@@ -118,11 +119,8 @@ def parameters(shape: ModelShape, element_bytes: int = 4, wrap: str = "layers") 
     found += _norm(shape, "norm", head_unit, None)
     if not shape.tied_embeddings:
         found.append(Parameter("head.weight", (shape.vocabulary, shape.hidden), head_unit, role="head", tensor_dim=0))
-    return [_stored(parameter, element_bytes) for parameter in found]
-
-
-def _stored(parameter: Parameter, element_bytes: int) -> Parameter:
-    return replace(parameter, element_bytes=element_bytes)
+    whole = () if vocabulary_parallel else ("embedding", "head")
+    return [replace(p, element_bytes=element_bytes, tensor_dim=None if p.role in whole else p.tensor_dim) for p in found]
 
 
 def _embedding(shape: ModelShape, unit: str) -> Iterator[Parameter]:

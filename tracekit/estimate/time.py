@@ -61,14 +61,23 @@ class StepTime:
     optimizer: float
 
 
+def algorithm_of(kind: str) -> str:
+    """The usual algorithm of a kind: ring where there is one."""
+    known = ALGORITHMS.get(kind, ("direct",))
+    return "ring" if "ring" in known else known[0]
+
+
 def collective_seconds(row: Traffic, device: Hardware, latency: str = "preset") -> float:
     """Time of one call [s]: ``collectives.cost.seconds`` of the usual algorithm, on the group's slowest link.
 
-    With ``latency`` nccl, alpha is NCCL's prediction for the whole collective instead of one latency a step.
+    A recv costs nothing by itself: its time is that of the send. With ``latency`` nccl, alpha is NCCL's prediction for the whole
+    collective instead of one latency a step.
     """
+    if row.kind == "recv":
+        return 0.0
     path = path_of(device, row.size, row.stride)
     beta = 1e-9 / path.gb_s
-    algorithm = "ring" if "ring" in ALGORITHMS[row.kind] else ALGORITHMS[row.kind][0]
+    algorithm = algorithm_of(row.kind)
     if latency == "nccl" and row.kind != "send":
         protocol = nccl.protocol_of(row.full_bytes)
         return nccl.latency_us(row.kind, row.size, path.nodes, protocol=protocol) * US + seconds(

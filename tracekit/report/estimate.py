@@ -14,7 +14,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from tracekit import __version__
-from tracekit.collectives.cost import ALGORITHMS, logical_steps
+from tracekit.collectives.cost import logical_steps
 from tracekit.estimate.communication import Traffic
 from tracekit.estimate.estimate import Estimate, Role
 from tracekit.estimate.fit import Candidate
@@ -22,7 +22,7 @@ from tracekit.estimate.hardware import Hardware
 from tracekit.estimate.memory import CATEGORIES
 from tracekit.estimate.pipeline import in_flight
 from tracekit.estimate.plan import Plan
-from tracekit.estimate.time import row_seconds
+from tracekit.estimate.time import algorithm_of, row_seconds
 from tracekit.findings import StackedBars, Table
 from tracekit.report import figures, palette
 from tracekit.report.document import clean, encode, write_atomically
@@ -125,7 +125,7 @@ def _memory(role: Role, device_bytes: int) -> dict[str, Any]:
 
 
 def _traffic(row: Traffic, role: Role, device: Hardware, latency: str) -> dict[str, Any]:
-    algorithm = "ring" if "ring" in ALGORITHMS[row.kind] else ALGORITHMS[row.kind][0]
+    algorithm = algorithm_of(row.kind)
     return {
         "role": role.name,
         "stages": list(role.stages),
@@ -138,7 +138,7 @@ def _traffic(row: Traffic, role: Role, device: Hardware, latency: str) -> dict[s
         "full_bytes": row.full_bytes,
         "sent_bytes": row.sent_bytes,
         "algorithm": algorithm,
-        "logical_steps": row.calls * logical_steps(row.kind, algorithm, row.size),
+        "logical_steps": 0 if row.kind == "recv" else row.calls * logical_steps(row.kind, algorithm, row.size),
         "duration_us": row_seconds(row, device, latency) * _US,
     }
 
