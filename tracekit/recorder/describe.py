@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import shlex
 import socket
@@ -60,7 +61,7 @@ def manifest(said: Description, steps: Sequence[int], owners: Owners, calls: Cal
         mesh=axes,
         coordinate=_coordinate(rank, axes),
         groups=meshes.groups_of_rank(said.mesh),
-        model={"parameters": sum(p.numel() for m in said.models for p in m.parameters()), **said.model_shape},
+        model={"parameters": sum(math.prod(private.full_shape(p)) for m in said.models for p in m.parameters()), **said.model_shape},
         units=found,
         parameters=units.parameters(said.models, found),
         optimizer=_optimizer(said),

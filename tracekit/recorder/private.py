@@ -207,10 +207,16 @@ def ddp_bucket_bytes(module: nn.Module) -> list[int] | None:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """The part of a DTensor on this rank (without waiting for a collective); the tensor itself where it is none."""
-    inner = getattr(tensor, "_local_tensor", tensor)
+    """The part of a DTensor, or of a parameter of DeepSpeed's stage 3, on this rank (without waiting for a collective); else the tensor."""
+    partition = getattr(tensor, "ds_tensor", None)
+    inner = getattr(tensor, "_local_tensor", tensor if partition is None else partition)
     elem = getattr(inner, "elem", inner)  # an asynchronous collective's result
     return elem if isinstance(elem, torch.Tensor) else tensor
+
+
+def full_shape(tensor: torch.Tensor) -> list[int]:
+    """Shape of a parameter that is not sharded, or before it was: under DeepSpeed's stage 3 it is empty while it is not gathered."""
+    return [int(length) for length in getattr(tensor, "ds_shape", tensor.shape)]
 
 
 def pipeline_stage_type() -> Any:

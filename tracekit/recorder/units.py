@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 
@@ -135,12 +136,12 @@ def _blocks(model: nn.Module) -> list[Unit]:
     taken: set[str] = set()
     for name, module in blocks:
         names = [f"{name}.{n}" for n, _ in module.named_parameters()]
-        elements = sum(p.numel() for p in module.parameters())
+        elements = sum(math.prod(private.full_shape(p)) for p in module.parameters())
         taken.update(names)
         result.append(Unit(name, "module", names, elements, elements))
     rest = [(plain_name(n), p) for n, p in model.named_parameters() if plain_name(n) not in taken]
     if rest:
-        elements = sum(p.numel() for _, p in rest)
+        elements = sum(math.prod(private.full_shape(p)) for _, p in rest)
         result.append(Unit("", "module", [n for n, _ in rest], elements, elements, root=True))
     return result
 
@@ -159,7 +160,7 @@ def parameters(models: Sequence[nn.Module], found: Sequence[Unit]) -> list[Param
             result.append(
                 Parameter(
                     name=name,
-                    shape=list(tensor.shape),
+                    shape=private.full_shape(tensor),
                     dtype=str(tensor.dtype).removeprefix("torch."),
                     unit=unit_of.get(name, ""),
                     local_shape=list(shard.shape),
