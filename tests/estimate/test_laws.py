@@ -91,6 +91,7 @@ def test_categories_are_whole_bytes_that_add_up(held, strategy, ranks, recipe):
         assert all(isinstance(size, int) and size >= 0 for size in moment.bytes.values()), moment
         assert moment.total == sum(moment.bytes.values()) <= memory.peak.total
     assert memory.reserved >= memory.peak.total
+    assert sum(memory.state.tensors) == memory.state.total
     assert {moment.phase for moment in memory.moments} == {"forward", "backward", "optimizer"}
 
 

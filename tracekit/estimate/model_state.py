@@ -51,6 +51,7 @@ def model_state(units: Sequence[Unit], plan: Plan, order: Sequence[Parameter]) -
     states = sum(unit.state for unit in units)
     if strategy.name in ("zero1", "zero2") and plan.shard > 1:
         shards, states = row_shard(order, plan, plan.shard)
+    row = (shards, states) if strategy.name in ("zero1", "zero2") and plan.shard > 1 else None
     parameters = everything if whole_parameters else shards
     gradients = everything if whole_gradients else shards
     state = everything if whole_state else states
@@ -62,7 +63,7 @@ def model_state(units: Sequence[Unit], plan: Plan, order: Sequence[Parameter]) -
         state * recipe.optimizer_state,
         buckets,
         ddp and strategy.gradient_as_bucket_view,
-        tuple(_tensors(units, plan, buckets)),
+        tuple(_tensors(units, plan, buckets, row)),
         optimizer_temporaries(units, plan, state, order),
     )
 
@@ -78,8 +79,11 @@ def row_shard(parameters: Sequence[Parameter], plan: Plan, w: int, rank: int = 0
     return -(-padded(rules, parameters, w) // w), local_state(rules, parameters, w, rank)
 
 
-def _tensors(units: Sequence[Unit], plan: Plan, buckets: int) -> Iterator[int]:
-    """Sizes of the tensors that stay, in the order in which they are made: parameters, buckets, gradients, optimizer state."""
+def _tensors(units: Sequence[Unit], plan: Plan, buckets: int, row: tuple[int, int] | None) -> Iterator[int]:
+    """Sizes of the tensors that stay, in the order in which they are made: parameters, buckets, gradients, optimizer state.
+
+    ``row``: elements of gradients and state where they are shards of all parameters in a row, each one tensor.
+    """
     strategy, recipe = plan.strategy, plan.recipe
     for unit in units:
         yield from _stored(unit, plan, not strategy.shards_parameters, recipe.parameter)
@@ -88,13 +92,18 @@ def _tensors(units: Sequence[Unit], plan: Plan, buckets: int) -> Iterator[int]:
     one_gradient = strategy.framework == "torch_fsdp2"  # all gradients of a unit are views of one reduce-scatter output
     for unit in units:
         for size in (recipe.gradient, recipe.accumulation):
-            if size and one_gradient:
+            if size and row is not None and strategy.name == "zero2":
+                yield row[0] * size if unit is units[0] else 0
+            elif size and one_gradient:
                 yield unit.shard * size
             elif size:
                 yield from _stored(unit, plan, strategy.name in ("ddp", "zero1"), size)
     for unit in units:
         for size in moment_bytes(recipe):
-            yield from _stored(unit, plan, strategy.name == "ddp", size, state=True)
+            if row is not None:
+                yield row[1] * size if unit is units[0] else 0
+            else:
+                yield from _stored(unit, plan, strategy.name == "ddp", size, state=True)
 
 
 def _stored(unit: Unit, plan: Plan, whole: bool, size: int, state: bool = False) -> Iterator[int]:
