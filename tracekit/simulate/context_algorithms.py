@@ -166,13 +166,15 @@ def ulysses(machine: Machine) -> Results:
     for rank, ((out, lse), dout) in enumerate(zip(done, douts, strict=True)):
         whole = (mine["q"][rank], mine["k"][rank], mine["v"][rank])
         gradients.append(attend_backward(*whole, lse, delta_of(out, dout), dout, mask))
-    back = [_to_tokens(machine, [part[i] for part in gradients], name, "backward") for i, name in enumerate(("dq", "dk", "dv"))]
-    back[1:] = [[_sum_copies(share, copies) for share in shares] for shares in back[1:]]
+    back = {  # as autograd does: what forward did last comes first
+        name: _to_tokens(machine, [part[i] for part in gradients], name, "backward") for i, name in ((2, "dv"), (1, "dk"), (0, "dq"))
+    }
+    back |= {name: [_sum_copies(share, copies) for share in back[name]] for name in ("dk", "dv")}
     ranks.drop(*(f"{name} by heads" for name in ("q", "k", "v", "out", "dout")), "lse")
-    for name, arrays in zip(("dq", "dk", "dv"), back, strict=True):
+    for name, arrays in back.items():
         cells(machine, name, arrays)
     ranks.picture("backward: all-to-all back", "dq, dk and dv go back to the tokens.")
-    return results(machine, outs, *back)
+    return results(machine, outs, back["dq"], back["dk"], back["dv"])
 
 
 def _sum_copies(gradient: Float, copies: int) -> Float:
