@@ -74,6 +74,7 @@ def test_messages_and_their_bytes():
         (("zb_h2", 4, 6, 1), "7 micro-batches"),
         (("1f1b", 4, 8, 2), "one chunk a rank"),
         (("1f1b", 0, 8, 1), "0 stages"),
+        (("1f1b", 10**9, 8, 1), "1000000000 stages"),
         (("dualpipe", 4, 8, 1), "no schedule"),
     ],
 )
@@ -82,6 +83,9 @@ def test_what_cannot_run_is_refused_with_the_reason(arguments, reason):
         pipeline.in_flight(*arguments)
 
 
-def test_negative_times_are_refused():
-    with pytest.raises(UsageError, match="negative"):
-        pipeline.bubble_time("1f1b", 4, 8, -1, 1, 1)
+@pytest.mark.parametrize("time", [-1, float("nan"), float("inf")])
+def test_what_is_no_time_is_refused(time):
+    with pytest.raises(UsageError, match="a piece of work that takes"):
+        pipeline.bubble_time("1f1b", 4, 8, time, 1, 1)
+    with pytest.raises(UsageError, match="a piece of work that takes"):
+        pipeline.ideal_time(8, 1, 1, time)

@@ -31,6 +31,7 @@ Sources: GPipe, arXiv:1811.06965; 1F1B and its interleaved form, arXiv:2104.0447
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 
 from tracekit.errors import UsageError
@@ -38,6 +39,8 @@ from tracekit.errors import UsageError
 SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2")
 
 Time = int | float | Fraction
+#: More stages than any job has ranks: beyond, a list with one entry a stage only fills memory.
+MOST_STAGES = 10**6
 
 
 def check_schedule(schedule: str, p: int, m: int, v: int = 1) -> None:
@@ -47,6 +50,8 @@ def check_schedule(schedule: str, p: int, m: int, v: int = 1) -> None:
     for name, value in (("stages", p), ("micro-batches", m), ("virtual stages", v)):
         if value < 1:
             raise UsageError(f"a pipeline with {value} {name}", f"give at least 1 of the {name}")
+    if p > MOST_STAGES:
+        raise UsageError(f"a pipeline with {p} stages", f"give at most {MOST_STAGES}")
     if v > 1 and schedule != "interleaved_1f1b":
         raise UsageError(f"{schedule} has one chunk a rank, not {v} virtual stages", "use interleaved_1f1b or 1 virtual stage")
     if schedule == "interleaved_1f1b" and m % p:
@@ -73,7 +78,15 @@ def wall_bubble_share(p: int, m: int, v: int = 1) -> Fraction:
 
 def ideal_time(m: int, f: Time, b: Time, w: Time) -> Fraction:
     """Time one rank computes in a step, m (f + b + w), in the unit of the times."""
-    return m * (Fraction(f) + Fraction(b) + Fraction(w))
+    return m * sum(_exact(f, b, w), Fraction(0))
+
+
+def _exact(*times: Time) -> tuple[Fraction, ...]:
+    """Times as fractions, without rounding; raises ``UsageError`` for what is no time."""
+    for time in times:
+        if not 0 <= time < math.inf:
+            raise UsageError(f"a piece of work that takes {time}", "give times of 0 or more")
+    return tuple(Fraction(time) for time in times)
 
 
 def bubble_time(schedule: str, p: int, m: int, f: Time, b: Time, w: Time, v: int = 1) -> Fraction:
@@ -83,9 +96,7 @@ def bubble_time(schedule: str, p: int, m: int, f: Time, b: Time, w: Time, v: int
     schedule cannot run, or a time is negative.
     """
     check_schedule(schedule, p, m, v)
-    forward, backward, weight = (Fraction(time) for time in (f, b, w))
-    if min(forward, backward, weight) < 0:
-        raise UsageError("a negative time of a piece of work", "give times of 0 or more")
+    forward, backward, weight = _exact(f, b, w)
     if schedule == "zb_h1":
         return (p - 1) * (forward + backward) - (min(m, p) - 1) * min(forward, backward, weight)
     if schedule == "zb_h2":
