@@ -6,8 +6,11 @@ import importlib.util
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -58,6 +61,37 @@ def record(folder: Path, workload: str, *arguments: str) -> Recording:
     """Run a workload under the recorder and read what it left."""
     done = run("record", workload, "-o", str(folder), *arguments)
     return Recording(folder, load_job([str(folder)], LoadOptions()), done.stdout + done.stderr)
+
+
+def job_of(workload: ModuleType, arguments: Sequence[str], rank: int = 0) -> tuple[Any, Any]:
+    """(Job, options) of one rank as the command line makes them, without a process group: what formulas of sizes need."""
+    import torch
+
+    from workloads.common.job import Job
+    from workloads.common.settings import mesh_sizes, parse
+    from workloads.common.transformer import Shape
+
+    settings, options = parse(workload, arguments)
+    sizes, device = mesh_sizes(workload, settings), torch.device("cpu")
+    shape = Shape(**{f.name: getattr(settings, f.name) for f in fields(Shape)})
+    mesh = _Place(sizes, rank)
+    return Job(settings, shape, sizes, mesh, device, rank), options  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Knows the coordinates of a rank, as a DeviceMesh would."""
+
+    sizes: dict[str, int]
+    rank: int
+
+    def get_local_rank(self, axis: str) -> int:
+        rank = self.rank
+        for name, size in reversed(self.sizes.items()):
+            rank, place = divmod(rank, size)
+            if name == axis:
+                return place
+        raise KeyError(axis)
 
 
 def as_counted(expected: list[Expected]) -> Counted:

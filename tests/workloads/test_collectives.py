@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.workloads.recording import as_counted, check, check_matches, needs_torch, record, run
+from tests.workloads.recording import as_counted, check, check_matches, job_of, needs_torch, record, run
+from tracekit.errors import UsageError
 
 pytestmark = needs_torch
 
@@ -45,6 +46,24 @@ def test_every_collective_is_checked_timed_and_recorded(tmp_path: Path) -> None:
     assert recording.counted(2, 1)["all_reduce", "dp_replicate", "metrics"] == (6, 3 * (1024 + 4096))
 
 
+def test_a_wrong_result_is_counted() -> None:
+    import torch
+
+    from workloads.common.bench import Case, wrong_elements
+
+    result = torch.zeros(4)
+    case = Case(lambda: result.copy_(torch.tensor([1.0, 2, 3, 4])), result, lambda: torch.tensor([1.0, 0, 3, 0]), result)
+    assert wrong_elements(case) == 2
+    assert result.tolist() == [0, 0, 0, 0]  # ready to be summed into again
+
+
+@pytest.mark.parametrize(("ranks", "place", "wanted"), [(2, 1, [2, 1]), (3, 0, [1, 2, 3]), (3, 2, [3, 1, 2])])
+def test_what_a_rank_sends_to_another_it_gets_from_it(ranks: int, place: int, wanted: list[int]) -> None:
+    from workloads.common.bench import pieces
+
+    assert pieces(place, ranks) == wanted == [pieces(other, ranks)[place] for other in range(ranks)]
+
+
 def test_any_axis_and_element_type_and_sizes_that_do_not_divide(tmp_path: Path) -> None:
     chosen = ("--axis", "tp", "--only", "scatter,all-to-all-v", "--dtype", "bfloat16", "--min-bytes", "100", "--max-bytes", "100")
     recording = record(tmp_path, "collectives", "--mesh", "dp_replicate=1,tp=3", "--iterations", "2", *chosen)
@@ -58,13 +77,22 @@ def test_any_axis_and_element_type_and_sizes_that_do_not_divide(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("--only", "all_reduc"), "there is no such collective"),
-        (("--nproc", "1"), "one rank"),
-        (("--min-bytes", "8", "--max-bytes", "4"), "no sizes from 8 to 4 bytes"),
-        (("--axis", "tp"), "the mesh has no such axis"),
+        (["--only", "all_reduc"], "there is no such collective"),
+        (["--nproc", "1"], "one rank"),
+        (["--min-bytes", "8", "--max-bytes", "4"], "no sizes from 8 to 4 bytes"),
+        (["--iterations", "0"], "--iterations 0 is too small"),
+        (["--axis", "tp"], "the mesh has no such axis"),
     ],
 )
-def test_a_mistake_is_told_in_one_line(tmp_path: Path, arguments: tuple[str, ...], problem: str) -> None:
-    done = run("record", "collectives", *arguments, "-o", str(tmp_path), expect=2)
-    assert problem in done.stderr
+def test_options_that_make_no_sense_are_refused(arguments: list[str], problem: str) -> None:
+    from workloads import collectives
+
+    job, options = job_of(collectives, arguments)
+    with pytest.raises(UsageError, match=problem):
+        collectives.expected(job, options)
+
+
+def test_a_mistake_is_told_in_one_line(tmp_path: Path) -> None:
+    done = run("record", "collectives", "--only", "all_reduc", "-o", str(tmp_path), expect=2)
+    assert "there is no such collective" in done.stderr
     assert "Traceback" not in done.stderr

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.workloads.recording import Recording, as_counted, check, check_matches, needs_torch, record, run
+from tests.workloads.recording import Recording, as_counted, check, check_matches, job_of, needs_torch, record, run
+from tracekit.errors import UsageError
 
 pytestmark = needs_torch
 
@@ -69,14 +72,35 @@ def test_under_fp16_all_stages_skip_a_step_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "problem"),
+    ("workload", "arguments", "problem"),
     [
-        (("pipeline_gpipe", "--layers", "3"), "3 layers do not divide into 2 ranks x 1 stages"),
-        (("pipeline_1f1b", "--micro-batches", "1"), "1f1b needs as many micro-batches as stages: 2, not 1"),
-        (("pipeline_interleaved", "--micro-batches", "5", "--batch", "5"), "5 micro-batches do not divide"),
+        ("pipeline_gpipe", ["--layers", "3"], "3 layers do not divide into 2 ranks x 1 stages"),
+        ("pipeline_gpipe", ["--batch", "6"], "6 samples do not divide"),
+        ("pipeline_1f1b", ["--micro-batches", "1"], "1f1b needs as many micro-batches as stages: 2, not 1"),
+        ("pipeline_interleaved", ["--micro-batches", "5", "--batch", "5"], "5 micro-batches do not divide"),
+        ("pipeline_interleaved", ["--virtual-stages", "0"], "4 layers do not divide into 2 ranks x 0 stages"),
+        ("pipeline_interleaved", ["--virtual-stages", "1", "--zero-bubble", "zbv"], "zbv has two stages a rank, not 1"),
     ],
 )
-def test_what_a_schedule_cannot_run_is_said_in_one_line(tmp_path: Path, arguments: tuple[str, ...], problem: str) -> None:
-    done = run("record", *arguments, "-o", str(tmp_path), expect=2)
-    assert problem in done.stderr
+def test_what_a_schedule_cannot_run_is_refused(workload: str, arguments: list[str], problem: str) -> None:
+    module = importlib.import_module(f"workloads.{workload}")
+    job, options = job_of(module, arguments)
+    with pytest.raises(UsageError, match=problem):
+        module.expected(job, options)
+
+
+def test_a_refusal_is_one_line(tmp_path: Path) -> None:
+    done = run("record", "pipeline_gpipe", "--layers", "3", "-o", str(tmp_path), expect=2)
+    assert "3 layers do not divide" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_stages_run_round_and_round_or_as_a_v() -> None:
+    from workloads import pipeline_interleaved as workload
+
+    job, options = job_of(workload, ["--nproc", "4", "--layers", "8"])
+    loop = workload.plan(job, options)
+    v = workload.plan(job, replace(options, zero_bubble="zbv"))
+    assert [loop.rank_of(stage) for stage in range(8)] == [0, 1, 2, 3, 0, 1, 2, 3]
+    assert [v.rank_of(stage) for stage in range(8)] == [0, 1, 2, 3, 3, 2, 1, 0]
+    assert [list(v.layers_of(stage)) for stage in v.stages_of(1)] == [[1], [6]]

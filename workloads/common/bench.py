@@ -35,12 +35,16 @@ class Where:
 
     def data(self, place: int, elements: int, modulus: int = _LARGE) -> Tensor:
         """What the rank at ``place`` puts in."""
-        numbers = (torch.arange(elements, device=self.device) * 7 + place * 13) % modulus
-        return numbers.to(self.dtype)
+        numbers = torch.arange(elements, dtype=torch.int32, device=self.device)
+        return numbers.mul_(7).add_(place * 13).remainder_(modulus).to(self.dtype)
 
     def total(self, elements: int) -> Tensor:
         """The sum of what all ranks put in."""
         return torch.stack([self.data(place, elements, _SMALL).long() for place in range(self.size)]).sum(0).to(self.dtype)
+
+    def shares(self, elements: int) -> Tensor:
+        """One behind the other what all ranks put in, together so many elements."""
+        return torch.cat([self.data(place, elements // self.size) for place in range(self.size)])
 
     def empty(self, elements: int) -> Tensor:
         """Room for a result."""
@@ -49,72 +53,84 @@ class Where:
 
 @dataclass(frozen=True)
 class Case:
-    """One collective of one size: ``call`` runs it (on a GPU: queues it); afterwards ``result`` must equal ``right``.
+    """One collective of one size: ``call`` runs it (on a GPU: queues it); afterwards ``result`` must equal ``right()``.
 
     ``summed`` is the buffer in which sums replace what was summed: it has to be set to zero before the call is repeated.
     """
 
     call: Callable[[], object]
     result: Tensor
-    right: Tensor
+    right: Callable[[], Tensor]
     summed: Tensor | None = None
 
 
 def broadcast(w: Where, elements: int) -> Case:
     """The first rank's tensor S to all."""
-    tensor, right = w.empty(elements), w.data(0, elements)
-    if w.place == 0:
-        tensor.copy_(right)
-    return Case(lambda: dist.broadcast(tensor, group=w.group, group_src=0), tensor, right)
+    tensor = w.data(0, elements) if w.place == 0 else w.empty(elements)
+    return Case(lambda: dist.broadcast(tensor, group=w.group, group_src=0), tensor, lambda: w.data(0, elements))
 
 
 def scatter(w: Where, elements: int) -> Case:
     """A share of the first rank's tensor S to each."""
-    whole, result = w.data(0, elements), w.empty(elements // w.size)
-    pieces = list(whole.chunk(w.size)) if w.place == 0 else None
-    return Case(lambda: dist.scatter(result, pieces, group=w.group, group_src=0), result, whole.chunk(w.size)[w.place])
+    result = w.empty(elements // w.size)
+    shares = list(w.data(0, elements).chunk(w.size)) if w.place == 0 else None
+    return Case(
+        lambda: dist.scatter(result, shares, group=w.group, group_src=0),
+        result,
+        lambda: w.data(0, elements).chunk(w.size)[w.place],
+    )
 
 
 def gather(w: Where, elements: int) -> Case:
     """The shares of all ranks, together S, to the first."""
-    own, whole = w.data(w.place, elements // w.size), w.empty(elements)
-    pieces = list(whole.chunk(w.size)) if w.place == 0 else None
-    right = torch.cat([w.data(place, elements // w.size) for place in range(w.size)]) if w.place == 0 else whole.clone()
-    return Case(lambda: dist.gather(own, pieces, group=w.group, group_dst=0), whole, right)
+    own, whole = w.data(w.place, elements // w.size), w.empty(elements if w.place == 0 else 0)
+    shares = list(whole.chunk(w.size)) if w.place == 0 else None
+    right = w.shares if w.place == 0 else w.empty
+    return Case(lambda: dist.gather(own, shares, group=w.group, group_dst=0), whole, lambda: right(len(whole)))
 
 
 def reduce(w: Where, elements: int) -> Case:
     """The sum of all ranks' tensors S to the first; those of the others are left undefined."""
     tensor = w.data(w.place, elements, _SMALL)
-    result, right = (tensor, w.total(elements)) if w.place == 0 else (tensor[:0], tensor[:0])
-    return Case(lambda: dist.reduce(tensor, group=w.group, group_dst=0), result, right, tensor)
+    result = tensor if w.place == 0 else tensor[:0]
+    return Case(
+        lambda: dist.reduce(tensor, group=w.group, group_dst=0),
+        result,
+        lambda: w.total(elements)[: len(result)],
+        tensor,
+    )
 
 
 def all_gather(w: Where, elements: int) -> Case:
     """The shares of all ranks, together S, to all."""
     own, result = w.data(w.place, elements // w.size), w.empty(elements)
-    right = torch.cat([w.data(place, elements // w.size) for place in range(w.size)])
-    return Case(lambda: _ALL_GATHER(result, own, group=w.group), result, right)
+    return Case(lambda: _ALL_GATHER(result, own, group=w.group), result, lambda: w.shares(elements))
 
 
 def reduce_scatter(w: Where, elements: int) -> Case:
     """A share of the sum of all ranks' tensors S to each."""
     tensor, result = w.data(w.place, elements, _SMALL), w.empty(elements // w.size)
-    right = w.total(elements).chunk(w.size)[w.place]
-    return Case(lambda: _REDUCE_SCATTER(result, tensor, group=w.group), result, right)
+    return Case(
+        lambda: _REDUCE_SCATTER(result, tensor, group=w.group),
+        result,
+        lambda: w.total(elements).chunk(w.size)[w.place],
+    )
 
 
 def all_reduce(w: Where, elements: int) -> Case:
     """The sum of all ranks' tensors S to all."""
     tensor = w.data(w.place, elements, _SMALL)
-    return Case(lambda: dist.all_reduce(tensor, group=w.group), tensor, w.total(elements), tensor)
+    return Case(lambda: dist.all_reduce(tensor, group=w.group), tensor, lambda: w.total(elements), tensor)
 
 
 def all_to_all(w: Where, elements: int) -> Case:
     """Piece i of every rank's tensor S to rank i."""
     tensor, result = w.data(w.place, elements), w.empty(elements)
-    right = torch.cat([w.data(place, elements).chunk(w.size)[w.place] for place in range(w.size)])
-    return Case(lambda: dist.all_to_all_single(result, tensor, group=w.group), result, right)
+    return Case(
+        lambda: dist.all_to_all_single(result, tensor, group=w.group),
+        result,
+        lambda: torch.cat([w.data(place, elements).chunk(w.size)[w.place] for place in range(w.size)]),
+    )
 
 
 def pieces(place: int, size: int) -> list[int]:
@@ -131,8 +147,11 @@ def all_to_all_v(w: Where, elements: int) -> Case:
     def sent(place: int) -> Tensor:
         return w.data(place, elements).split([part * weight for weight in pieces(place, w.size)])[w.place]
 
-    right = torch.cat([sent(place) for place in range(w.size)])
-    return Case(lambda: dist.all_to_all_single(result, tensor, splits, splits, group=w.group), result, right)
+    return Case(
+        lambda: dist.all_to_all_single(result, tensor, splits, splits, group=w.group),
+        result,
+        lambda: torch.cat([sent(place) for place in range(w.size)]),
+    )
 
 
 def send_recv(w: Where, elements: int) -> Case:
@@ -148,12 +167,12 @@ def send_recv(w: Where, elements: int) -> Case:
         for work in dist.batch_isend_irecv(operations):
             work.wait()
 
-    return Case(call, result, w.data(behind, elements))
+    return Case(call, result, lambda: w.data(behind, elements))
 
 
 def barrier(w: Where, elements: int) -> Case:  # noqa: ARG001
     """Nothing but waiting for each other."""
-    return Case(lambda: dist.barrier(w.group), w.empty(0), w.empty(0))
+    return Case(lambda: dist.barrier(w.group), w.empty(0), lambda: w.empty(0))
 
 
 #: name -> (kinds it shows in a trace, how to make it).
@@ -189,7 +208,7 @@ def count_of(name: str, elements: int, ranks: int) -> int:
 def wrong_elements(case: Case) -> int:
     """Run the collective once; how many elements of this rank's result are not what they have to be."""
     case.call()
-    wrong = int((case.result != case.right).sum())  # waits for the device
+    wrong = int((case.result != case.right()).sum())  # waits for the device
     reset(case)
     return wrong
 
