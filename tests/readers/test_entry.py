@@ -8,7 +8,11 @@ from pathlib import Path
 import numba
 
 from tracekit import readers
-from tracekit.readers import entry
+from tracekit.readers import entry, memory_snapshot_pickle
+
+
+def digests():
+    return entry._digest(), memory_snapshot_pickle._digest()
 
 
 def test_a_change_of_any_compiled_source_is_a_change_of_the_key(monkeypatch):
@@ -20,14 +24,14 @@ def test_a_change_of_any_compiled_source_is_a_change_of_the_key(monkeypatch):
         if any(isinstance(v, numba.core.dispatcher.Dispatcher) and v.py_func.__module__ == module.__name__ for v in vars(module).values())
     ]
     assert len(compiled) >= 5
-    before = entry._digest()
+    before = digests()
     original = Path.read_bytes
     for module in compiled:
         changed = Path(module.__file__)
         with monkeypatch.context() as patch:
             patch.setattr(Path, "read_bytes", lambda path, changed=changed: original(path) + b"#" * (path == changed))
-            assert entry._digest() != before, module.__name__
-    assert entry._digest() == before
+            assert digests() != before, module.__name__
+    assert digests() == before
 
 
 def test_a_cache_that_cannot_be_read_or_written_costs_time_only(monkeypatch):

@@ -17,6 +17,9 @@ Examples:
   tracekit record ddp --nproc 2 -o traces/ddp
   tracekit record fsdp2 --backend fake --mesh pp=2,dp_shard=4,tp=2 --rank 5 -o traces/rank5
   tracekit record ddp --help          what the workload does, and all its options
+
+\b
+Exit codes: 0 recorded; 1 a rank failed; 2 an option is wrong, or torch is missing
 """
 
 

@@ -12,6 +12,7 @@ import hashlib
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 from numba import njit
@@ -47,9 +48,13 @@ def entries() -> Compiled:
 
 
 def _digest() -> int:
-    """Of the sources; 0 where they are not at hand (then numba has no file to keep its code by either)."""
+    return sources_digest(lex, numbers, pool, keys, scan)
+
+
+def sources_digest(*modules: ModuleType) -> int:
+    """Of the sources of these modules; 0 where they are not at hand (then numba has no file to keep its code by either)."""
     digest = hashlib.sha256()
-    for module in (lex, numbers, pool, keys, scan):
+    for module in modules:
         try:
             digest.update(Path(str(module.__file__)).read_bytes())
         except OSError:

@@ -7,10 +7,8 @@ is refused, with the name of what it wanted.
 from __future__ import annotations
 
 import functools
-import hashlib
 import pickle
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +21,7 @@ from tracekit.readers import memory_snapshot_machine as machine
 from tracekit.readers import memory_snapshot_pack as pack
 from tracekit.readers import memory_snapshot_store as s
 from tracekit.readers.compressed import TextStream
+from tracekit.readers.entry import sources_digest
 from tracekit.readers.memory_snapshot_store import Reading, Store
 from tracekit.trace.events import UInt8Array
 
@@ -59,15 +58,17 @@ class _Compiled(NamedTuple):
 @functools.cache
 def _compiled() -> _Compiled:
     """The entry points, out of numba's cache or compiled now (some seconds). They enclose a digest of all sources: see readers/entry.py."""
-    digest = 0
+    digest = _digest()
     try:
-        sources = b"".join(Path(str(module.__file__)).read_bytes() for module in (lex, s, pack, machine))
-        digest = int.from_bytes(hashlib.sha256(sources).digest()[:7], "little")
         if KEPT:
             return _entries(digest, cache=True)
-    except (OSError, EOFError, pickle.UnpicklingError):  # no sources at hand, a full disk, a damaged cache
+    except (OSError, EOFError, pickle.UnpicklingError):  # a full disk, a damaged cache
         pass
     return _entries(digest, cache=False)
+
+
+def _digest() -> int:
+    return sources_digest(lex, s, pack, machine)
 
 
 def _entries(digest: int, cache: bool) -> _Compiled:
