@@ -136,6 +136,17 @@ def test_many_ranks_show_the_highest_and_the_lowest_curve() -> None:
     ]
 
 
+def test_of_chosen_steps_the_peak_is_theirs(tmp_path: Path) -> None:
+    trace = training()
+    trace.step(8, 1000, 500)
+    trace.alloc(1100, A, 3 * MB)
+    trace.free(1200, A)
+    trace.write(tmp_path / "rank0.json")
+    job = load_job([str(tmp_path)], LoadOptions(steps=(8, 9)), analyses.reducers())
+    (row,) = memory.analyze(job).json()["memory"]
+    assert (row["peak_bytes"], row["peak_step"]) == (5 * MB, 8)
+
+
 # Files on disk: manifests and snapshots ------------------------------------------------------------------------------
 
 

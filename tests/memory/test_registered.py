@@ -96,6 +96,22 @@ def test_storages_without_an_address_are_told_apart_by_name() -> None:
     assert at(attributed(trace, *rows), -1) == {"communication_buffers": 128}
 
 
+def test_ddp_s_first_buckets_end_where_it_builds_them_anew() -> None:
+    trace = trace_of()
+    for start in (0, 1000, 2000):
+        trace.step(start // 1000, start, 900)
+        trace.annotation("DistributedDataParallel.forward", start + 100, 200)
+        trace.annotation("backward", start + 300, 200)
+        trace.annotation("Optimizer.zero_grad#Adam.zero_grad", start + 700, 50)
+    trace.alloc(1110, A, 64)
+    trace.alloc(1350, B, 8)
+    trace.free(1710, B)
+    trace.alloc(2850, 0x9000, 1)
+    found = attributed(trace, (50, 0, 64, "communication_buffers", "bucket 0", ""))
+    assert [at(found, i).get("communication_buffers") for i in (-1, 0, 1)] == [64, 64, 64]
+    assert found.timeline.allocated.tolist() == [64, 64, 72, 64, 65]
+
+
 def test_what_an_older_free_says_and_a_registration_are_one_block() -> None:
     trace = trace_of((100, B, -64), (200, A, 8))
     found = attributed(trace, (50, B, 64, "gradients", "w", ""))

@@ -125,8 +125,10 @@ def test_ddp_s_buckets_are_given_back_and_built_anew_in_its_second_forward() -> 
     trace.alloc(-100, A, 64)
     trace.alloc(1095, B, 64)
     trace.free(1096, A)
+    trace.alloc(1350, C, 64)
+    trace.free(1710, C)
     trace.alloc(2850, D, 1)
-    assert owners(trace) == {A: "communication_buffers", B: "communication_buffers", D: "unattributed"}
+    assert owners(trace) == {A: "communication_buffers", B: "communication_buffers", C: "gradients", D: "unattributed"}
 
 
 def test_tensors_of_a_collective_are_communication_buffers_and_their_lost_free_is_the_backend_s_end() -> None:
@@ -176,6 +178,9 @@ def test_what_is_alive_where_the_trace_ends_inside_a_phase_is_not_guessed() -> N
         ("gloo:all_reduce", Hint.COMMUNICATION),
         ("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", Hint.LOADING),
         ("Optimizer.step#AdamW.step", Hint.OPTIMIZER),
+        ("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", Hint.ACCUMULATED),
+        ("gather parameters of layers.0", Hint.GATHER),
+        ("reduce gradients of bucket 0", Hint.REDUCE),
         ("aten::mm", Hint.NOTHING),
     ],
 )
@@ -184,14 +189,46 @@ def test_what_ranges_say_of_memory(name: str, hint: Hint) -> None:
 
 
 def test_units_in_names_of_ranges() -> None:
-    names = [
-        "FSDP::all_gather (layers.3)",
-        "FSDP::backward_prefetch for layers.2",
-        "unit layers.1",
-        "unit layers.1 backward",
-        "FSDP::pre_forward",
-    ]
-    assert [unit_of(name) for name in names] == ["layers.3", "layers.2", "layers.1", "layers.1", ""]
+    units = {
+        "FSDP::all_gather (layers.3)": "layers.3",
+        "FSDP::backward_prefetch for layers.2": "layers.2",
+        "unit layers.1": "layers.1",
+        "unit layers.1 backward": "layers.1",
+        "gather parameters of head": "head",
+        "FSDP::pre_forward": "",
+        "forward": "",
+    }
+    assert {name: unit_of(name) for name in units} == units
+
+
+def fsdp1(*, reduces: bool) -> dict[int, str]:
+    trace = step()
+    trace.alloc(350, A, 64)
+    trace.operator("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 360, 40)
+    if reduces:
+        trace.annotation("FullyShardedDataParallel._post_backward_hook", 365, 20)
+        trace.alloc(370, B, 32)
+    trace.free(390, A)
+    trace.alloc(760, D, 1)
+    return owners(trace)
+
+
+def test_a_gradient_that_ends_at_its_parameter_is_a_unit_s_where_units_are_reduced() -> None:
+    assert fsdp1(reduces=True) == {A: "unsharded_gradients", B: "gradients", D: "unattributed"}
+    assert fsdp1(reduces=False) == {A: "temporaries", D: "unattributed"}
+
+
+def test_buckets_are_the_gradients_where_backward_keeps_none_of_its_own() -> None:
+    trace = step()
+    add_step(trace, 1000, 2)
+    trace.annotation("DistributedDataParallel.forward", 1090, 220)
+    add_step(trace, 2000, 3)
+    trace.annotation("DistributedDataParallel.forward", 2090, 220)
+    trace.alloc(1095, B, 64)
+    trace.alloc(1350, A, 8)
+    trace.free(1360, A)
+    trace.alloc(2850, D, 1)
+    assert owners(trace) == {A: "temporaries", B: "gradients", D: "unattributed"}
 
 
 def test_categories_add_up_to_what_is_allocated_at_every_moment() -> None:

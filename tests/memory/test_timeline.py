@@ -107,3 +107,9 @@ def test_no_memory_events_no_logs() -> None:
     trace = MemoryTrace()
     trace.kernel("gemm", 0, 10)
     assert logs_of(oracle.tables(trace.text())) == []
+
+
+@pytest.mark.parametrize(("span", "peak"), [(None, 1), ((31, 99), 3), ((20, 21), 1), ((21, 25), 1), ((0, 10), -1)])
+def test_the_peak_of_a_part_includes_what_stands_when_it_begins(span, peak: int) -> None:
+    events = log((10, 100, 4), (20, 200, 8), (30, 200, -8), (40, 300, 1))
+    assert replay(events, counters([4, 12, 4, 5])).peak(span) == peak

@@ -21,6 +21,7 @@ from tracekit.job.activity import Activity
 from tracekit.job.model import Job
 from tracekit.manifest import CATEGORIES
 from tracekit.memory.summary import DeviceMemory, of_trace
+from tracekit.trace.steps import find_steps
 from tracekit.units import NS_PER_US, NULL
 
 ORDER = 60
@@ -40,8 +41,10 @@ def reduce(activity: Activity) -> list[DeviceMemory] | None:
     """Memory of each device of one window; None where the trace holds no ``[memory]`` events."""
     if not len(activity.tables.side["memory"]):
         return None
-    manifest = activity.manifest
-    found = of_trace(activity.tables, activity.phases, activity.steps, manifest.owners if manifest is not None else None)
+    manifest, steps = activity.manifest, activity.steps
+    chosen = len(steps) > 0 and len(steps) < len(find_steps(activity.tables))  # --steps: the peak of these steps is wanted
+    span = (int(steps.start[0]), int(steps.end[-1])) if chosen else None
+    found = of_trace(activity.tables, activity.phases, steps, manifest.owners if manifest is not None else None, span)
     for device in found:
         for note in device.notes:
             activity.coverage.note(note)

@@ -39,7 +39,7 @@ class Hint(IntEnum):
 
 
 _FSDP1 = r"^FullyShardedDataParallel\._"
-#: First hit decides; names of operators and annotations.
+#: First hit decides; names of operators and annotations. Beside torch's own, what hand-written sharding calls its ranges.
 _HINTS: tuple[tuple[Hint, re.Pattern[str]], ...] = tuple(
     (hint, re.compile(pattern))
     for hint, pattern in (
@@ -52,6 +52,8 @@ _HINTS: tuple[tuple[Hint, re.Pattern[str]], ...] = tuple(
         (Hint.REDUCE, _FSDP1 + "post_backward_hook$"),
         (Hint.RESHARD, _FSDP1 + "post_(?:forward$|backward_hook_reshard_only)"),
         (Hint.GATHER, _FSDP1 + "(?:(?:root_)?pre_forward|pre_backward|post_backward_prefetch|rate_limiter)"),
+        (Hint.GATHER, r"^(?:gather|unshard|all-?gather) (?:the )?(?:full )?parameters\b"),
+        (Hint.REDUCE, r"^(?:reduce|reduce-?scatter) (?:the )?(?:full )?gradients\b"),
         (Hint.DDP, r"^DistributedDataParallel\.forward$"),
         (Hint.ZERO_GRAD, r"^Optimizer\.zero_grad"),
         (Hint.OPTIMIZER, r"^Optimizer\.step"),
@@ -59,7 +61,9 @@ _HINTS: tuple[tuple[Hint, re.Pattern[str]], ...] = tuple(
         (Hint.LOADING, r"^enumerate\(DataLoader\)|DataLoader.*__next__"),
     )
 )
-_UNIT = re.compile(r"^FSDP::\w+ \((?P<unit>[^()]+)\)$|^FSDP::\w+_prefetch for (?P<target>.+)$|^unit (?P<named>.+?)(?: backward)?$")
+_UNIT = re.compile(
+    r"^FSDP::\w+ \(([^()]+)\)$|^FSDP::\w+_prefetch for (.+)$|^unit (.+?)(?: backward)?$|^\S+ (?:parameters|gradients) of (.+)$"
+)
 
 
 def hint_of(name: str) -> Hint:

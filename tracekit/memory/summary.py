@@ -77,19 +77,21 @@ class DeviceMemory:
     notes: list[str] = field(default_factory=list)
 
 
-def of_trace(tables: RankTables, phases: Phases, steps: Steps, owners: Owners | None) -> list[DeviceMemory]:
-    """Every device that the trace's ``[memory]`` events speak of."""
+def of_trace(
+    tables: RankTables, phases: Phases, steps: Steps, owners: Owners | None, span: tuple[int, int] | None = None
+) -> list[DeviceMemory]:
+    """Every device that the trace's ``[memory]`` events speak of. ``span`` [ns, half open]: the time whose peak is wanted; None all."""
     logs = logs_of(tables)
     unseen = [log for log, counters in logs if not counters.of_host] or [log for log, _ in logs]
     found = []
     for log, counters in logs:
         attributed = attribute_trace(tables, log, counters, phases, steps, owners, invent=log is unseen[0])
         source = "manifest+events" if attributed.told else "events"
-        peak = attributed.timeline.peak()
+        peak = attributed.timeline.peak(span)
         moment = attributed.timeline.time_of(peak)
         fragments = of_counters(attributed.timeline, peak)
         unit = _unit_in_trace(tables, moment) if moment is not None else ""
-        found.append(summarize(attributed, phases, steps, source, unit, fragments))
+        found.append(summarize(attributed, phases, steps, source, unit, fragments, peak))
     return found
 
 
@@ -118,16 +120,15 @@ def _of_history(snapshot: Snapshot, device: DeviceHistory, owners: Owners | None
     unit = _latest_unit(snapshot.ranges, snapshot.stacks.strings, int(timeline.log.time[max(peak, 0)]))
     source = "manifest+snapshot" if attributed.told else "snapshot"
     failures = out_of_memory(snapshot, device, timeline)
-    summary = summarize(attributed, phases, steps, source, unit, fragments)
+    summary = summarize(attributed, phases, steps, source, unit, fragments, peak)
     return replace(summary, pools=pools, failures=failures, notes=[*snapshot.problems, *summary.notes])
 
 
 def summarize(
-    found: Attributed, phases: Phases, steps: Steps, source: str, unit: str = "", fragments: Fragmentation | None = None
+    found: Attributed, phases: Phases, steps: Steps, source: str, unit: str, fragments: Fragmentation | None, position: int
 ) -> DeviceMemory:
-    """The compact form of a timeline with its owners."""
+    """The compact form of a timeline with its owners; ``position`` is the event of the peak."""
     timeline = found.timeline
-    position = timeline.peak()
     moment = timeline.time_of(position)
     at = np.array([moment if moment is not None else NULL], np.int64)
     step = int(steps.index_at(at)[0]) if moment is not None else -1

@@ -54,9 +54,13 @@ class Timeline:
         """Allocated behind the last event."""
         return int(self.allocated[-1])
 
-    def peak(self) -> int:
-        """Position of the event behind which most is allocated, the first of several; -1 when that is before all of them."""
-        return int(self.allocated.argmax()) - 1
+    def peak(self, span: tuple[int, int] | None = None) -> int:
+        """Position of the event behind which most is allocated, the first of several; -1 when that is before all of them.
+
+        ``span`` [ns, half open]: only within it, what stands when it begins included.
+        """
+        low, high = (0, len(self.log)) if span is None else (int(place) for place in np.searchsorted(self.log.time, span, side="left"))
+        return low + int(self.allocated[low : high + 1].argmax()) - 1
 
     def time_of(self, position: int) -> int | None:
         """Time of an event [ns]; before the first event its time; None for an empty log."""
