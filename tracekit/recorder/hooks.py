@@ -110,8 +110,8 @@ class Hooks:
         for optimizer in optimizers:
             before = self._guarded(lambda opt, args, kwargs: self.gradients(models))  # noqa: ARG005
             after = self._guarded(lambda opt, args, kwargs: self.optimizer_state(models, [opt]))  # noqa: ARG005
-            self._undo.append(optimizer.register_step_pre_hook(before).remove)
-            self._undo.append(optimizer.register_step_post_hook(after).remove)
+            self._undo.append(holder(optimizer).register_step_pre_hook(before).remove)
+            self._undo.append(holder(optimizer).register_step_post_hook(after).remove)
         if any(isinstance(m, FSDPModule) for model in models for m in model.modules()):
             self._fsdp2(models)
         if any(isinstance(m, FullyShardedDataParallel) for model in models for m in model.modules()):

@@ -176,9 +176,15 @@ def parameters(models: Sequence[nn.Module], found: Sequence[Unit]) -> list[Param
 
 
 def holder(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer that holds this rank's state: ZeroRedundancyOptimizer wraps one that knows only the parameters updated here."""
-    inner = getattr(optimizer, "optim", None)
-    return inner if isinstance(inner, torch.optim.Optimizer) else optimizer
+    """The optimizer that holds this rank's state, inside of wrappers.
+
+    ZeroRedundancyOptimizer has one in ``optim`` that knows only the parameters updated here, Accelerate's in ``optimizer`` the one given.
+    """
+    for name in ("optim", "optimizer"):
+        inner = getattr(optimizer, name, None)
+        if isinstance(inner, torch.optim.Optimizer) and inner is not optimizer:
+            return holder(inner)
+    return optimizer
 
 
 def optimizer_of(optimizers: Sequence[torch.optim.Optimizer]) -> Optimizer | None:
