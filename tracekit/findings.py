@@ -73,7 +73,7 @@ class Timeline:
 
 @dataclass(frozen=True)
 class StackedArea:
-    """Amounts over time, one on top of the other: ``series[name][i]`` holds from ``x[i]`` [us] until ``x[i + 1]``.
+    """Amounts over time, one on top of the other: ``series[name][i]`` holds from ``x[i]`` until ``x[i + 1]``.
 
     ``lines`` are amounts drawn over them, ``marks`` moments with a word each: (x, label).
     """
@@ -85,6 +85,7 @@ class StackedArea:
     lines: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     marks: Sequence[tuple[float, str]] = ()
     note: str = ""
+    x_unit: str = "us"
 
 
 @dataclass(frozen=True)

@@ -129,3 +129,10 @@ def test_on_a_device_older_memory_that_is_registered_is_part_of_its_counter() ->
 @pytest.mark.parametrize("category", CATEGORIES)
 def test_every_category_of_the_manifest_is_one_of_the_peak(category: str) -> None:
     assert at(attributed(trace_of((10, A, 8)), (11, A, 8, category, "", "")), 0) == {category: 8}
+
+
+def test_numbers_that_cannot_be_true_own_nothing() -> None:
+    found = attributed(
+        trace_of((10, A, 8)), (11, A, 8, "parameters", "w", ""), (12, 2**70, 2**70, "gradients", "g", ""), (13, B, 2**60, "inputs", "", "")
+    )
+    assert at(found, 0) == {"parameters": 8}

@@ -176,6 +176,7 @@ def test_what_is_alive_where_the_trace_ends_inside_a_phase_is_not_guessed() -> N
         ("DistributedDataParallel.forward", Hint.DDP),
         ("c10d::allreduce_", Hint.COMMUNICATION),
         ("gloo:all_reduce", Hint.COMMUNICATION),
+        ("gloo:recv", Hint.NOTHING),  # open until somebody waits: what is computed meanwhile is not inside
         ("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", Hint.LOADING),
         ("Optimizer.step#AdamW.step", Hint.OPTIMIZER),
         ("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", Hint.ACCUMULATED),

@@ -113,3 +113,13 @@ def test_no_memory_events_no_logs() -> None:
 def test_the_peak_of_a_part_includes_what_stands_when_it_begins(span, peak: int) -> None:
     events = log((10, 100, 4), (20, 200, 8), (30, 200, -8), (40, 300, 1))
     assert replay(events, counters([4, 12, 4, 5])).peak(span) == peak
+
+
+def test_sizes_that_cannot_be_true_are_left_out_and_said() -> None:
+    trace = MemoryTrace()
+    trace.alloc(1, 0x100, 8)
+    trace.alloc(2, 0x200, 2**60)
+    tables = oracle.tables(trace.text())
+    ((events, _),) = logs_of(tables)
+    assert events.change.tolist() == [8]
+    assert any("1 memory events have no size" in problem for problem in tables.coverage.problems)

@@ -204,6 +204,28 @@ def test_entries_that_cannot_be_true_are_left_out_and_counted(tmp_path) -> None:
     assert "3 entries" in found.problems[0]
 
 
+def test_a_history_without_times_counts_entries(tmp_path) -> None:
+    history = [entry("alloc", 0, 512, 1), entry("alloc", 0, 1024, 4096)]
+    for one in history:
+        del one["time_us"]
+    found = load(tmp_path, pickle.dumps(snapshot([history])))
+    assert not found.timed
+    assert found.devices[0].entries.time.tolist() == [1000, 2000]
+    assert "has no times" in found.problems[0]
+
+
+def test_pools_written_as_lists(tmp_path) -> None:
+    parts = [segment(4096, 512, [(512, "inactive")], pool=pool) for pool in ([0, 0], [1, 0], [1, 0])]
+    found = load(tmp_path, pickle.dumps(snapshot([], parts)))
+    assert [found.pools[code] for code in found.devices[0].segments.pool.tolist()] == [(0, 0), (1, 0), (1, 0)]
+
+
+def test_sizes_beyond_any_device_are_no_sizes(tmp_path) -> None:
+    found = load(tmp_path, pickle.dumps(snapshot([[entry("alloc", T, 2**58, 1), entry("alloc", T, 8, 2)]], [segment(1, 2**50, [])])))
+    assert found.devices[0].entries.size.tolist() == [8]
+    assert found.devices[0].end_reserved == 0
+
+
 def test_segments_that_claim_what_their_blocks_do_not_hold(tmp_path) -> None:
     part = segment(4096, 1024, [(1024, "active_allocated")]) | {"active_size": 5}
     found = load(tmp_path, pickle.dumps(snapshot([[entry("alloc", T, 1024, 4096)]], [part])))

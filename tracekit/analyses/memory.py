@@ -112,7 +112,8 @@ def _area(row: RankMemory) -> StackedArea:
     note = "Every extreme of the recording is in the picture, however many events it has."
     if row.memory.least:
         note += " What is older than the recording is not known: amounts are lower bounds."
-    return StackedArea(f"Memory of {row.label} over time", x, series, "bytes", lines, marks, note)
+    unit = "us" if row.memory.timed else "entries of the history"
+    return StackedArea(f"Memory of {row.label} over time", x, series, "bytes", lines, marks, note, unit)
 
 
 def _peaks(ranks: list[RankMemory]) -> StackedBars:

@@ -18,6 +18,9 @@ import numpy as np
 from tracekit.trace.events import BoolArray, Int64Array
 from tracekit.units import NULL
 
+#: No block, and no device, is larger than this (256 TiB): a number beyond it is not a size.
+MOST_BYTES = 1 << 48
+
 
 @dataclass(frozen=True)
 class Log:

@@ -43,7 +43,11 @@ _FSDP1 = r"^FullyShardedDataParallel\._"
 _HINTS: tuple[tuple[Hint, re.Pattern[str]], ...] = tuple(
     (hint, re.compile(pattern))
     for hint, pattern in (
-        (Hint.COMMUNICATION, r"^(?:c10d::|_c10d_functional|record_param_comms$|tracekit::collective|(?:gloo|nccl|mpi|ucc|xccl):)"),
+        # A backend's range of a send or receive stays open until somebody waits for it: what happens meanwhile is not inside.
+        (
+            Hint.COMMUNICATION,
+            r"^(?:c10d::|_c10d_functional|record_param_comms$|tracekit::collective|(?:gloo|nccl|mpi|ucc|xccl):(?!send|recv))",
+        ),
         (Hint.GATHER, r"^FSDP::all_gather_copy_out"),
         (Hint.COMMUNICATION, r"^FSDP::all_gather"),
         (Hint.ACCUMULATE, r"^FSDP::post_backward_accumulate"),

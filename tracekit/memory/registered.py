@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tracekit.manifest import Owners
-from tracekit.memory.blocks import Blocks, Log
+from tracekit.memory.blocks import MOST_BYTES, Blocks, Log
 from tracekit.memory.pieces import ACTIVATIONS, CODE, GRADIENTS, UNKNOWN, Changes, Words
 from tracekit.trace.events import BoolArray, Int8Array, Int32Array, Int64Array
+from tracekit.units import NULL
 
 NEAR_NS = 200_000
 
@@ -43,16 +44,25 @@ def registrations(owners: Owners, words: Words) -> Registrations:
     """The columns of a manifest as arrays."""
     categories = np.array([CODE.get(text, UNKNOWN) for text in owners.strings] or [UNKNOWN], np.int8)
     codes = words.codes(owners.strings) if owners.strings else np.zeros(1, np.int32)
-    time = np.array(owners.time_ns, np.int64)
+    time = _column(owners.time_ns)
     found = Registrations(
         time,
-        np.array(owners.address, np.int64),
-        np.array(owners.bytes, np.int64),
+        _column(owners.address),
+        _column(owners.bytes),
         categories[np.array(owners.category, np.int64)],
         codes[np.array(owners.name, np.int64)],
         codes[np.array(owners.unit, np.int64)],
     )
-    return found.where(np.argsort(time, kind="stable"))
+    order = np.argsort(time, kind="stable")
+    return found.where(order[(found.bytes[order] < MOST_BYTES) & (time[order] != NULL)])
+
+
+def _column(values: list[int]) -> Int64Array:
+    """Numbers as an array; NULL in place of those that no int64 holds."""
+    try:
+        return np.array(values, np.int64)
+    except OverflowError:
+        return np.array([value if -(2**63) <= value < 2**63 else NULL for value in values], np.int64)
 
 
 def claim(log: Log, blocks: Blocks, told: Registrations, invent: bool) -> tuple[Blocks, Changes]:

@@ -138,7 +138,10 @@ class DeviceHistory:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One snapshot file. ``pools`` are pairs of numbers by code. ``devices`` have a history, or memory at the end."""
+    """One snapshot file. ``pools`` are pairs of numbers by code. ``devices`` have a history, or memory at the end.
+
+    ``timed``: its entries have times; otherwise (torch before 2.3) entry n of a device stands at n us.
+    """
 
     name: str
     devices: list[DeviceHistory]
@@ -146,6 +149,7 @@ class Snapshot:
     ranges: Ranges
     pools: list[tuple[int, int]]
     problems: list[str] = field(default_factory=list)
+    timed: bool = True
 
 
 def timeline(device: DeviceHistory) -> Timeline:

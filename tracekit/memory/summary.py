@@ -50,7 +50,7 @@ class DeviceMemory:
 
     ``source`` is manifest+events, manifest+snapshot, snapshot, events or timeline: how owners were found. ``peak_step`` is the step's
     number, ``peak_phase`` forward, backward, optimizer or '', ``peak_unit`` the unit at work then. ``least``: amounts are lower bounds.
-    ``recorded_peak``: the highest value of the device's own counter.
+    ``recorded_peak``: the highest value of the device's own counter. ``timed``: times are times, not numbers of entries.
     """
 
     device: str
@@ -74,6 +74,7 @@ class DeviceMemory:
     pools: dict[str, int] = field(default_factory=dict)
     failures: list[OutOfMemory] = field(default_factory=list)
     lifecycle: Lifecycle | None = None
+    timed: bool = True
     notes: list[str] = field(default_factory=list)
 
 
@@ -121,7 +122,9 @@ def _of_history(snapshot: Snapshot, device: DeviceHistory, owners: Owners | None
     source = "manifest+snapshot" if attributed.told else "snapshot"
     failures = out_of_memory(snapshot, device, timeline)
     summary = summarize(attributed, phases, steps, source, unit, fragments, peak)
-    return replace(summary, pools=pools, failures=failures, notes=[*snapshot.problems, *summary.notes])
+    moment = summary.peak_ns if snapshot.timed else None
+    notes = [*snapshot.problems, *summary.notes]
+    return replace(summary, pools=pools, failures=failures, notes=notes, timed=snapshot.timed, peak_ns=moment)
 
 
 def summarize(

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tracekit.memory.blocks import Blocks, Log, live_bytes, pair
+from tracekit.memory.blocks import MOST_BYTES, Blocks, Log, live_bytes, pair
 from tracekit.trace.events import Int64Array, RankTables
 from tracekit.units import NULL, format_bytes
 
@@ -80,7 +80,9 @@ def logs_of(tables: RankTables) -> list[tuple[Log, Counters]]:
     """The ``[memory]`` events of each device, in order of time; devices in order of type and number."""
     side = tables.side["memory"]
     column = side.columns
-    good = (column["Bytes"] != NULL) & (tables.ts[side.rows] != NULL)
+    good = (np.abs(column["Bytes"]) < MOST_BYTES) & (column["Bytes"] != NULL) & (tables.ts[side.rows] != NULL)
+    if not good.all():
+        tables.coverage.note(f"{int((~good).sum())} memory events have no size or time that can be true: they are left out")
     kind = np.where(column["Device Type"] == NULL, _HOST, column["Device Type"])
     index = np.where(kind == _HOST, -1, column["Device Id"])
     found = []
@@ -89,11 +91,16 @@ def logs_of(tables: RankTables) -> list[tuple[Log, Counters]]:
         places = places[np.argsort(tables.ts[side.rows[places]], kind="stable")]
         rows = side.rows[places]
         log = Log(device_name(device_type, device_index), tables.ts[rows], column["Addr"][places], column["Bytes"][places], rows)
-        total, reserved = column["Total Allocated"][places], column["Total Reserved"][places]
+        total, reserved = (_counter(column[name][places]) for name in ("Total Allocated", "Total Reserved"))
         if device_type == _HOST:
             reserved = np.full(len(places), NULL, np.int64)
         found.append((log, Counters(total, reserved, device_type == _HOST)))
     return found
+
+
+def _counter(values: Int64Array) -> Int64Array:
+    """NULL in place of what no counter can show."""
+    return np.where((values >= 0) & (values < MOST_BYTES), values, NULL)
 
 
 def device_name(device_type: int, index: int) -> str:

@@ -13,6 +13,7 @@ from contextlib import closing
 import numpy as np
 
 from tracekit.errors import InputError
+from tracekit.memory.blocks import MOST_BYTES
 from tracekit.memory.snapshot import ACTIONS, OOM, DeviceHistory, Entries, Ranges, Segments, Snapshot, Stacks, State
 from tracekit.readers import memory_snapshot_store as s
 from tracekit.readers.compressed import TextStream
@@ -57,6 +58,8 @@ class _Extraction:
         self._r = reading
         self._top = top
         self.problems: list[str] = []
+        self._pools = [(int(a), int(b)) for a, b in reading.pairs.tolist()]
+        self._timed = True
 
     def snapshot(self, name: str) -> Snapshot:
         r = self._r
@@ -74,14 +77,18 @@ class _Extraction:
             )
         self._check(devices)
         stacks = Stacks(r.nodes, r.frames, r.strings)
-        pools = [(int(a), int(b)) for a, b in r.pairs.tolist()]
-        return Snapshot(name, devices, stacks, self._ranges(), pools, self.problems)
+        if not self._timed:
+            self.problems.append("the history has no times (torch before 2.3): its axis counts entries")
+        return Snapshot(name, devices, stacks, self._ranges(), self._pools, self.problems, self._timed)
 
     def _entries(self, rows: Int64Array) -> Entries:
         numbers, codes = self._r.numbers[rows], self._r.codes[rows]
         action = np.array([ACTIONS.get(text, 0) for text in self._r.strings], np.int8)[np.maximum(codes[:, s.WORD], 0)]
         time, size, place = numbers[:, s.WHEN], numbers[:, s.AMOUNT], numbers[:, s.PLACE]
-        good = (size != NULL) & (size >= 0) & (time > 0) & (time < _LAST_YEAR_US)
+        if len(rows) and (time == NULL).all():
+            self._timed = False
+            time = np.arange(len(rows), dtype=np.int64) + 1
+        good = (size >= 0) & (size < MOST_BYTES) & (time > 0) & (time < _LAST_YEAR_US)
         left = int((~good & (action > 0)).sum())
         if left:
             self.problems.append(f"{left} entries of the history have no size or time that can be true: they are left out")
@@ -105,7 +112,7 @@ class _Extraction:
             part = r.entries(word)
             size = r.number(part.get("total_size"), -1)
             index = r.number(part.get("device"), 0)
-            if size < 0 or not 0 <= index < _MOST_DEVICES:
+            if not 0 <= size < MOST_BYTES or not 0 <= index < _MOST_DEVICES:
                 continue
             claimed = r.number(part.get("active_size", part.get("allocated_size")))
             blocks = r.records(part["blocks"]) if "blocks" in part else np.empty(0, np.int64)
@@ -120,15 +127,18 @@ class _Extraction:
         if r.kind(word) == s.PAIR:
             return r.pair(word)
         pair = [r.number(int(item)) for item in r.items(word)]
-        pairs = r.pairs.tolist()
-        return pairs.index(pair) if pair in pairs else -1
+        if len(pair) != 2 or NULL in pair:
+            return -1
+        if (pair[0], pair[1]) not in self._pools:
+            self._pools.append((pair[0], pair[1]))
+        return self._pools.index((pair[0], pair[1]))
 
     def _device(self, rows: list[tuple[int, int, int, int, Int64Array]]) -> tuple[Segments, State]:
         address, size, pool, claimed = (np.array([row[i] for row in rows], np.int64) for i in range(4))
         order = np.concatenate([row[4] for row in rows])
         owner = np.repeat(np.arange(len(rows)), [len(row[4]) for row in rows])
         numbers, codes = self._r.numbers[order], self._r.codes[order]
-        extent = np.maximum(numbers[:, s.AMOUNT], 0)
+        extent = np.clip(numbers[:, s.AMOUNT], 0, MOST_BYTES)
         place = np.where(numbers[:, s.PLACE] == NULL, self._laid_out(address, owner, extent), numbers[:, s.PLACE])
         used = np.array([text == "active_allocated" for text in self._r.strings], np.bool_)[np.maximum(codes[:, s.WORD], 0)]
         active = np.array([text.startswith("active") for text in self._r.strings], np.bool_)[np.maximum(codes[:, s.WORD], 0)]

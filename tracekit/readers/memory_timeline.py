@@ -9,14 +9,15 @@ import msgspec
 import numpy as np
 
 from tracekit.errors import InputError
+from tracekit.memory.blocks import MOST_BYTES
 from tracekit.readers.compressed import TextStream
 from tracekit.readers.recognise import read_errors, reason
 from tracekit.readers.sources import Source, clean
 from tracekit.trace.events import Int64Array
 
 _HEAD = re.compile(rb"\s*\[\s*\[\s*-?[0-9]+\s*,")
-#: A row is some 30 bytes of text and four numbers.
-_MOST_BYTES = 1 << 30
+#: Rows become Python numbers first, in several times the size of their text.
+_MOST_BYTES = 1 << 28
 _REMEDY = "write it anew with export_memory_timeline(path ending in .raw.json.gz)"
 
 
@@ -42,9 +43,12 @@ def read_timeline(source: Source) -> Int64Array:
     except read_errors() as error:
         raise InputError(f"{name}: cannot be read ({reason(error)})", "check the file and its permissions") from error
     if len(text) > _MOST_BYTES:
-        raise InputError(f"{name} is a memory timeline of more than {_MOST_BYTES >> 30} GiB", "record fewer steps")
+        raise InputError(f"{name} is a memory timeline of more than {_MOST_BYTES >> 20} MiB", "record fewer steps")
     try:
         rows = msgspec.json.decode(bytes(text), type=list[tuple[int, int, int, int]])
-        return np.array(rows, np.int64).reshape(-1, 4)
+        found = np.array(rows, np.int64).reshape(-1, 4)
     except (msgspec.DecodeError, RecursionError, OverflowError) as error:
         raise InputError(f"{name} is not a raw memory timeline ({error})", _REMEDY) from error
+    if (np.abs(found[:, 2]) >= MOST_BYTES).any():
+        raise InputError(f"{name} is not a raw memory timeline (it has sizes that cannot be true)", _REMEDY)
+    return found

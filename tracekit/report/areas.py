@@ -43,7 +43,7 @@ def area_info(chart: StackedArea) -> AreaInfo:
     names = [str(name) for name in chart.series]
     totals = [sum(column) for column in zip(*chart.series.values(), strict=True)]
     unit, divisor = axis_unit([*totals, *(value for line in chart.lines.values() for value in line)], chart.unit)
-    x_unit, x_divisor = axis_unit(chart.x, "us")
+    x_unit, x_divisor = axis_unit(chart.x, chart.x_unit)
     return AreaInfo(
         [x / x_divisor for x in chart.x],
         x_unit,
