@@ -91,6 +91,17 @@ def test_a_pipeline_edge() -> None:
     assert sum(m["full_bytes"] for m in matches) == 16_777_216
 
 
+def test_a_message_has_arrived_when_its_receive_is_over() -> None:
+    """gloo keeps the range of a send open until the program waits for it, here 900 us after everything had arrived."""
+    rows = [
+        operation(0, "send", 0, 1000, source_rank=0, destination_rank=1, full_bytes=64),
+        operation(1, "recv", 20, 100, source_rank=0, destination_rank=1, full_bytes=64),
+    ]
+    (found,), wait = measured(*rows, of=groups((0, 1)))
+    assert (found["end_ns"], found["transfer_ns"]) == (100, 80)
+    assert wait == [20, 0]
+
+
 def test_a_missing_member_makes_it_incomplete_and_a_group_that_is_not_known_never_complete() -> None:
     rows = [operation(rank, "barrier", 0, 10, seq=1) for rank in (0, 1)]
     (found,), _ = measured(*rows, of=groups((0, 1, 2)))

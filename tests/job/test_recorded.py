@@ -29,6 +29,19 @@ def test_every_range_of_a_host_backend_takes_the_first_call_that_no_earlier_one_
     assert ((launch - launch[0]) // 1000).tolist() == [0, 10, 20, 50]
 
 
+def test_a_send_begins_with_its_call():
+    """gloo opens the range when the call returns; by then the message may have arrived."""
+    trace = Trace(0, 2, backend="gloo", device=None)
+    trace.operator("c10d::send", 10, 50, **shapes(16))
+    trace.operator("c10d::recv_", 70, 5, **shapes(16))
+    trace.annotation("gloo:send", 58, 30, **own(16))
+    trace.annotation("gloo:recv", 74, 30, **own(16))
+    found = build_activity(tables(trace.text())).operations
+    base = found["launch_ns"].min()
+    assert ((found["start_ns"] - base) // 1000).tolist() == [0, 64]
+    assert ((found["end_ns"] - base) // 1000).tolist() == [78, 94]
+
+
 def test_a_range_that_began_before_its_window_has_no_call_and_takes_none_away():
     trace = Trace(0, 2, backend="gloo", device=None)
     trace.annotation("gloo:all_reduce", 0, 8, tid=77, **own(16))

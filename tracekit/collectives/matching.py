@@ -144,7 +144,8 @@ def measure(operations: pd.DataFrame, matched: Matched, groups: ProcessGroups) -
     """schema.MATCHES and the wait [ns] of each operation (NULL where it is not matched), from ALIGNED times.
 
     wait = last arrival - own start; transfer = latest end - last arrival, never below 0: the time in which bytes can have moved. Before the
-    last arrival a rank only waits. Of a send with its receive, whichever came first waited for the other; the pair's kind is 'send'.
+    last arrival a rank only waits. Of a send with its receive, whichever came first waited for the other; the pair is a 'send', and its
+    end is that of the receive: a host backend's send lasts until somebody asks whether it is done.
     """
     wait = np.full(len(operations), NULL, np.int64)
     rows = np.flatnonzero(matched.match >= 0)
@@ -162,7 +163,8 @@ def measure(operations: pd.DataFrame, matched: Matched, groups: ProcessGroups) -
     kind = _kind_of_match(work, number, first)
     expected = np.array([g.size for g in groups.groups] + [0], np.int64)[work.group[first]]
     expected = np.where(kind == KINDS.index("send"), 2, expected)
-    end = extremes(number, work.end)[1]
+    received, end = (extremes(number, work.end, chosen)[1] for chosen in (work.of_kind("recv"), None))
+    end = np.where(received != NULL, received, end)
     by = np.array([name == "order" for name in matched.by], np.int64)
     step = operations["step_number"].to_numpy()[rows]
     frame = schema.MATCHES.frame(

@@ -61,10 +61,12 @@ def local_operations(
     called[known] = tables.ts[links.anchor[known]]
     launch_step = work.launch_step[at].copy()
     on_host = known & (work.launch_row[at] < 0)
+    # gloo opens the range of a send behind the call that has already begun to move it.
+    begun = np.where(on_host & (np.asarray(kind) == "send"), called, work.start[at])
     launch_step[on_host] = steps.index_at(called[on_host])
     frame = schema.LOCAL_OPERATIONS.frame(
         {
-            "start_ns": work.start[at],
+            "start_ns": begun,
             "end_ns": work.end[at],
             "launch_ns": called,
             "step": work.step[at],
