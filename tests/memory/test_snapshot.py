@@ -184,6 +184,20 @@ def test_owners_by_stack(read) -> None:
     assert names == {"parameters": "train.py:1 main", "activations": "model.py:10 forward", "gathered_parameters": "model.py:10 forward"}
 
 
+def test_where_most_allocations_have_a_stack_those_without_are_autograd_s(read) -> None:
+    history = [
+        entry("alloc", T, 512, A, [FORWARD]),
+        entry("alloc", T + 1, 512, B, [FORWARD]),
+        entry("alloc", T + 2, 512, C),
+        *frees(A, 512, T + 3),
+        entry("alloc", T + 4, 512, D, [STEP]),
+        entry("alloc", T + 5, 512, A, [FORWARD]),
+    ]
+    found = read(snapshot([history], [segment(at, 512, [(512, "active_allocated")]) for at in (A, B, C, D)]))
+    attributed, _, _ = attribute_snapshot(found, found.devices[0])
+    assert composition(attributed, 2)["gradients"] == 512
+
+
 def test_owners_by_annotations_and_by_what_the_user_attached(read) -> None:
     history = [
         entry("alloc", T + 10, 512, A, user_metadata="forward"),

@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +37,9 @@ from tracekit.memory.pieces import (
     Owner,
 )
 from tracekit.trace.events import BoolArray, Int8Array, Int64Array
+
+#: Gives a category to the chosen blocks that have none yet.
+Give = Callable[[BoolArray, int], None]
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,7 @@ def _lives(blocks: Blocks, birth: Moments, death: Moments, setting: Setting) -> 
     )
 
 
-def _by_ranges(lives: _Lives, give) -> None:  # type: ignore[no-untyped-def]
+def _by_ranges(lives: _Lives, give: Give) -> None:
     hint, gone = lives.birth.hint, lives.death.hint
     kept = lives.leaves & ~lives.unsure
     give(hint == Hint.COMMUNICATION, BUFFERS)
@@ -116,7 +120,7 @@ def _buckets_are_gradients(lives: _Lives, category: Int8Array) -> None:
             category[buckets] = GRADIENTS
 
 
-def _by_phase(lives: _Lives, give) -> None:  # type: ignore[no-untyped-def]
+def _by_phase(lives: _Lives, give: Give) -> None:
     phase, hint, gone = lives.birth.phase, lives.birth.hint, lives.death.hint
     give(lives.unsure & (phase != FORWARD), UNKNOWN)
     optimizer = (phase == OPTIMIZER) | (hint == Hint.OPTIMIZER)
@@ -134,7 +138,7 @@ def _by_phase(lives: _Lives, give) -> None:  # type: ignore[no-untyped-def]
     give(forward, TEMPORARIES)
 
 
-def _outside_phases(lives: _Lives, setting: Setting, give) -> None:  # type: ignore[no-untyped-def]
+def _outside_phases(lives: _Lives, setting: Setting, give: Give) -> None:
     phases = setting.phases
     forward = phases.start[phases.kind == FORWARD]
     if not len(forward):

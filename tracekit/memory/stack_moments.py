@@ -9,8 +9,8 @@ import numpy as np
 
 from tracekit.memory.moments import BACKWARD, FORWARD, OPTIMIZER, Hint, Moments, hint_of, interval_at, unit_of
 from tracekit.memory.pieces import Words
-from tracekit.memory.snapshot import Entries, Snapshot, Stacks
-from tracekit.trace.events import Int8Array, Int32Array, Int64Array
+from tracekit.memory.snapshot import ALLOC, Entries, Snapshot, Stacks
+from tracekit.trace.events import BoolArray, Int8Array, Int32Array, Int64Array
 from tracekit.trace.steps import Phases, Steps
 
 #: (hint, phase, file, function) of a frame; first hit decides. Files with / between folders.
@@ -53,6 +53,7 @@ def of_history(snapshot: Snapshot, entries: Entries, words: Words) -> tuple[Mome
     hint, phase, frame = _of_stacks(snapshot.stacks, entries.stack)
     texts = snapshot.stacks.strings
     phase = np.where(phase > 0, phase, _said(texts, entries.note, phase_of))
+    phase = np.where((phase == 0) & _without_python(entries), BACKWARD, phase)
     named = _in_ranges(snapshot, entries.time, lambda text: bool(phase_of(text)) and hint_of(text) == Hint.NOTHING)
     phase = np.where(phase > 0, phase, _said(texts, named, phase_of))
     hinting = _in_ranges(snapshot, entries.time, lambda text: hint_of(text) != Hint.NOTHING)
@@ -76,6 +77,15 @@ def of_history(snapshot: Snapshot, entries: Entries, words: Words) -> tuple[Mome
         phases,
         steps,
     )
+
+
+def _without_python(entries: Entries) -> BoolArray:
+    """Allocations with an empty stack where most have one: made on a thread without Python, as autograd's own threads are."""
+    made = entries.action == ALLOC
+    stacked = made & (entries.stack > 0)
+    if 2 * int(stacked.sum()) <= int(made.sum()):
+        return np.zeros(len(entries), np.bool_)
+    return np.asarray(made & (entries.stack == 0), np.bool_)
 
 
 def _of_stacks(stacks: Stacks, node: Int32Array) -> tuple[Int8Array, Int8Array, Int32Array]:

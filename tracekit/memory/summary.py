@@ -83,10 +83,10 @@ def of_trace(
 ) -> list[DeviceMemory]:
     """Every device that the trace's ``[memory]`` events speak of. ``span`` [ns, half open]: the time whose peak is wanted; None all."""
     logs = logs_of(tables)
-    unseen = [log for log, counters in logs if not counters.of_host] or [log for log, _ in logs]
+    unseen = max([log for log, counters in logs if not counters.of_host] or [log for log, _ in logs], key=len, default=None)
     found = []
     for log, counters in logs:
-        attributed = attribute_trace(tables, log, counters, phases, steps, owners, invent=log is unseen[0])
+        attributed = attribute_trace(tables, log, counters, phases, steps, owners, invent=log is unseen)
         source = "manifest+events" if attributed.told else "events"
         peak = attributed.timeline.peak(span)
         moment = attributed.timeline.time_of(peak)
