@@ -11,7 +11,7 @@ from tracekit.collectives.semantics import sent_bytes as sent_of_operations
 from tracekit.estimate import nccl
 from tracekit.estimate.activations import Activations
 from tracekit.estimate.communication import data_parallel, sent_bytes
-from tracekit.estimate.estimate import estimate, local_parameters
+from tracekit.estimate.estimate import chunk_activations, estimate, local_parameters
 from tracekit.estimate.hardware import hardware
 from tracekit.estimate.memory import CATEGORIES, rank_memory
 from tracekit.estimate.parameters import Parameter, elements_of
@@ -189,3 +189,16 @@ def test_expert_parallel_ranks_divide_experts_only():
     held, whole = local_parameters(MOE, plan, 0), parameters(MOE)
     assert 4 * sum(p.elements for p in held if p.experts) == sum(p.elements for p in whole if p.experts)
     assert [p for p in held if not p.experts] == [p for p in whole if not p.experts]
+
+
+def test_roles_stand_for_all_stages():
+    """Every stage is in one role, and none holds more than the role says; layers with and without experts are told apart."""
+    shape = replace(MOE, layers=9, dense_layers=3)
+    plan = Plan(mesh=MeshSizes(pp=4), batch=Batch(micro_batches=8))
+    found = estimate(shape, plan, H100)
+    assert sorted(stage for role in found.roles for stage in role.stages) == [0, 1, 2, 3]
+    for role in found.roles:
+        for stage in role.stages:
+            memory = rank_memory(local_parameters(shape, plan, stage), chunk_activations(shape, plan, stage), plan, stage)
+            assert memory.state == role.memory.state
+            assert memory.peak.total <= role.peak_bytes

@@ -217,10 +217,14 @@ def stage_activations(shape: ModelShape, plan: Plan, layers: list[int], first: b
     size = _Sizes(shape, plan)
     saved: dict[str, int] = {}
     backward: dict[str, tuple[BackwardStep, ...]] = {}
+    kinds: dict[bool, tuple[int, tuple[BackwardStep, ...]]] = {}  # all layers with experts are alike, and all without
     for layer in layers:
+        kind = shape.has_experts(layer)
+        if kind not in kinds:
+            kinds[kind] = layer_bytes(shape, plan, layer)[0], block_backward(shape, plan, layer)
         unit = ROOT if plan.wrap == "whole" else f"layers.{layer}"
-        saved[unit] = saved.get(unit, 0) + layer_bytes(shape, plan, layer)[0]
-        backward[unit] = block_backward(shape, plan, layer)
+        saved[unit] = saved.get(unit, 0) + kinds[kind][0]
+        backward[unit] = kinds[kind][1]
     stream = size.by_sequence("residual", shape.hidden).bytes
     count = tokens(shape, plan)
     inputs = count * ID * (first + last)

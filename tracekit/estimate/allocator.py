@@ -7,6 +7,7 @@ a segment of their own, a multiple of 2 MiB. Each stream has its own segments.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterable
 
 from tracekit.estimate.padding import round_up
@@ -32,7 +33,7 @@ def reserved_bytes(sizes: Iterable[int]) -> int:
     A block is cut from the segment with the least room that is enough, which is how the allocator looks for one.
     """
     total = 0
-    room: dict[int, list[int]] = {SMALL_SEGMENT: [], MIDDLE_SEGMENT: []}
+    room: dict[int, list[int]] = {SMALL_SEGMENT: [], MIDDLE_SEGMENT: []}  # what is left in each segment, in order
     for size in sizes:
         block = block_bytes(size)
         if block == 0:
@@ -41,12 +42,12 @@ def reserved_bytes(sizes: Iterable[int]) -> int:
             total += round_up(block, LARGE_STEP)
             continue
         segment = SMALL_SEGMENT if block <= SMALL_REQUEST else MIDDLE_SEGMENT
-        fitting = [left for left in room[segment] if left >= block]
-        if fitting:
-            left = min(fitting)
-            room[segment].remove(left)
+        place = bisect_left(room[segment], block)
+        if place < len(room[segment]):
+            left = room[segment].pop(place)
         else:
             left = segment
             total += segment
-        room[segment].append(left - block)
+        if left > block:
+            insort(room[segment], left - block)
     return total

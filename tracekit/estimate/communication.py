@@ -303,7 +303,7 @@ def _norm_gradients(plan: Plan, parameters: Sequence[Parameter]) -> Iterator[Tra
     norms = [p.elements for p in parameters if p.role == "norm"] if plan.sequence_parallel else []
     calls = 1 if plan.regather_inputs else plan.batch.micro_batches
     for elements in [sum(norms)] if plan.regather_inputs and norms else norms:
-        yield Traffic("tp", "gradient_sync", "all_reduce", "backward", plan.mesh.tp, 1, calls, elements * plan.recipe.gradient)
+        yield Traffic("tp", "tensor_parallel", "all_reduce", "backward", plan.mesh.tp, 1, calls, elements * plan.recipe.gradient)
 
 
 def _pipeline(shape: ModelShape, plan: Plan, stage: int, first: bool, last: bool) -> Iterator[Traffic]:

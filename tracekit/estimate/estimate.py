@@ -21,7 +21,7 @@ from tracekit.estimate.parameters import (
     tensor_parallel,
 )
 from tracekit.estimate.pipeline import bubble_share, in_flight
-from tracekit.estimate.plan import MeshSizes, Plan
+from tracekit.estimate.plan import Plan
 from tracekit.estimate.shape import ModelShape, parameters
 from tracekit.estimate.time import Assumptions, StageTime, StepTime, stage_time, step_time
 
@@ -127,7 +127,9 @@ def check(shape: ModelShape, plan: Plan) -> None:
 def local_parameters(shape: ModelShape, plan: Plan, stage: int) -> tuple[Parameter, ...]:
     """Parameters of a rank of a stage before data-parallel sharding."""
     chunks = plan.virtual_stages if plan.mesh.pp > 1 else 1
-    return _local(shape, plan.recipe.parameter, plan.wrap, plan.vocabulary_parallel, plan.mesh, chunks, stage)
+    mesh = plan.mesh
+    division = (mesh.pp, chunks, stage, mesh.tp, mesh.ep, mesh.etp)
+    return _local(shape, plan.recipe.parameter, plan.wrap, plan.vocabulary_parallel, division)
 
 
 @lru_cache(maxsize=512)
@@ -137,11 +139,13 @@ def _whole(shape: ModelShape, element_bytes: int, wrap: str, divided: bool = Tru
 
 @lru_cache(maxsize=512)
 def _local(
-    shape: ModelShape, element_bytes: int, wrap: str, divided: bool, mesh: MeshSizes, v: int, stage: int
+    shape: ModelShape, element_bytes: int, wrap: str, divided: bool, division: tuple[int, int, int, int, int, int]
 ) -> tuple[Parameter, ...]:
+    """``division``: stages, chunks a stage, the stage, and sizes of tp, ep and etp. A search asks for the same ones again and again."""
+    pp, chunks, stage, tp, ep, etp = division
     whole = _whole(shape, element_bytes, wrap, divided)
-    held = stage_parameters(whole, shape.layers, mesh.pp, v, stage, shape.tied_embeddings)
-    return tuple(tensor_parallel(expert_parallel(held, mesh.ep), mesh.tp, mesh.etp))
+    held = stage_parameters(whole, shape.layers, pp, chunks, stage, shape.tied_embeddings)
+    return tuple(tensor_parallel(expert_parallel(held, ep), tp, etp))
 
 
 def estimate(shape: ModelShape, plan: Plan, device: Hardware, how: Assumptions = Assumptions()) -> Estimate:  # noqa: B008 - frozen
@@ -157,13 +161,15 @@ def estimate(shape: ModelShape, plan: Plan, device: Hardware, how: Assumptions =
 
 
 def distinct_stages(shape: ModelShape, plan: Plan) -> list[tuple[str, tuple[int, ...]]]:
-    """(role, its stages): first, last, and those between by their number of layers; the first of them has the most in flight."""
+    """(role, its stages): first, last, and those between by their layers without and with experts; the first has the most in flight."""
     p, v = plan.mesh.pp, plan.virtual_stages
     if p == 1:
         return [("only", (0,))]
-    between: dict[int, list[int]] = {}
+    between: dict[tuple[int, int], list[int]] = {}
     for stage in range(1, p - 1):
-        between.setdefault(sum(len(chunk) for chunk in stage_chunks(shape.layers, p, v, stage)), []).append(stage)
+        layers = [layer for chunk in stage_chunks(shape.layers, p, v, stage) for layer in chunk]
+        experts = sum(shape.has_experts(layer) for layer in layers)
+        between.setdefault((len(layers) - experts, experts), []).append(stage)
     middle = [("middle", tuple(stages)) for stages in sorted(between.values())]
     return [("first", (0,)), *middle, ("last", (p - 1,))]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from tracekit.estimate.activations import Activations, BackwardStep
 from tracekit.estimate.allocator import reserved_bytes, rounding
@@ -18,7 +19,7 @@ from tracekit.estimate.model_state import ModelState, model_state
 from tracekit.estimate.parameters import ROOT, Parameter
 from tracekit.estimate.pipeline import in_flight_until_weight
 from tracekit.estimate.plan import Plan
-from tracekit.estimate.units import Unit, units_of
+from tracekit.estimate.units import Shapes, Unit, parameters_of, shapes_of, units_of
 
 CATEGORIES = (
     "parameters",
@@ -91,7 +92,7 @@ class _Walk:
         self.root, self.places = _places(units, plan)
         self.early = _early_root_elements(parameters)
         self.in_place = _adds_in_place(plan, self.state.gradients_are_buckets)
-        self.by_part = _by_part(parameters)
+        self.by_part = _by_part(units)
         #: Gradients are kept whole, as autograd leaves them.
         self.plain = plan.strategy.name in ("ddp", "zero1") or (plan.strategy.shards_parameters and not _needs_sharding(plan))
         self.sharding = _sharding(self)
@@ -252,16 +253,30 @@ def _adds_in_place(plan: Plan, views: bool) -> bool:
     return many and not plan.strategy.syncs_each and plan.recipe.reduce == plan.recipe.autograd
 
 
-def _by_part(parameters: Sequence[Parameter]) -> dict[str, dict[str, int]]:
+def _by_part(units: Sequence[Unit]) -> dict[str, Mapping[str, int]]:
     """Elements of each unit by the last but one word of its parameters' names (``down`` of layers.0.mlp.down.weight); '' is all of it."""
-    found: dict[str, dict[str, int]] = {}
-    for parameter in parameters:
-        parts = found.setdefault(parameter.unit, {"": 0})
-        words = parameter.name.rsplit(".", 2)
-        part = words[-2] if len(words) > 1 else parameter.name
-        parts[part] = parts.get(part, 0) + parameter.elements
-        parts[""] += parameter.elements
+    found: dict[str, Mapping[str, int]] = {}
+    for unit in units:
+        name = unit.parameters[0].unit
+        own = _parts(tuple(_part(p.name) for p in unit.parameters), shapes_of(unit.parameters))
+        before = found.get(name)
+        found[name] = own if before is None else {key: before.get(key, 0) + own.get(key, 0) for key in {*before, *own}}
     return found
+
+
+def _part(name: str) -> str:
+    words = name.rsplit(".", 2)
+    return words[-2] if len(words) > 1 else name
+
+
+@lru_cache(maxsize=4096)
+def _parts(names: tuple[str, ...], shapes: Shapes) -> Mapping[str, int]:
+    """Elements by part of one unit; layers have the same."""
+    parts = {"": 0}
+    for name, parameter in zip(names, parameters_of(shapes), strict=True):
+        parts[name] = parts.get(name, 0) + parameter.elements
+        parts[""] += parameter.elements
+    return parts
 
 
 def _places(units: Sequence[Unit], plan: Plan) -> tuple[UnitBytes | None, list[UnitBytes]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 from tracekit.estimate.buckets import zero_buckets
@@ -15,7 +16,7 @@ from tracekit.estimate.padding import Rules, fsdp1_starts, fsdp2_local, local_st
 from tracekit.estimate.parameters import Parameter, elements_of
 from tracekit.estimate.plan import Plan
 from tracekit.estimate.recipe import moment_bytes
-from tracekit.estimate.units import Unit
+from tracekit.estimate.units import Shapes, Unit, parameters_of, shapes_of
 
 
 @dataclass(frozen=True)
@@ -110,17 +111,20 @@ def _stored(unit: Unit, plan: Plan, whole: bool, size: int, state: bool = False)
     """Tensors of a unit with ``size`` bytes an element: one a parameter where each is stored on its own, else one for all."""
     framework = plan.strategy.framework
     if whole or (unit.w == 1 and framework in ("none", "torch_fsdp2", "torch_zero")):
-        yield from (parameter.elements * size for parameter in unit.parameters)
+        yield from (elements * size for elements in _elements(shapes_of(unit.parameters), 1, "none", state))
     elif framework in ("torch_fsdp2", "deepspeed") and plan.strategy.shards_parameters:
-        rules = Rules(framework)
-        for parameter in unit.parameters:
-            yield (local_state(rules, [parameter], unit.w, 0) if state else _shard(rules, parameter, unit.w)) * size
+        yield from (elements * size for elements in _elements(shapes_of(unit.parameters), unit.w, framework, state))
     else:
         yield (unit.state if state else unit.shard) * size
 
 
-def _shard(rules: Rules, parameter: Parameter, w: int) -> int:
-    return padded(rules, [parameter], w) // w
+@lru_cache(maxsize=4096)
+def _elements(shapes: Shapes, w: int, framework: str, state: bool) -> tuple[int, ...]:
+    """Elements of each parameter on rank 0 of W, where each is stored by itself: as stored, or those with optimizer state."""
+    rules = Rules(framework)
+    if state:
+        return tuple(local_state(rules, [parameter], w, 0) for parameter in parameters_of(shapes))
+    return tuple(padded(rules, [parameter], w) // w for parameter in parameters_of(shapes))
 
 
 def optimizer_temporaries(units: Sequence[Unit], plan: Plan, state: int, order: Sequence[Parameter]) -> int:

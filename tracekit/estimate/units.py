@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tracekit.estimate.padding import Rules, local_state, padded
 from tracekit.estimate.parameters import ROOT, Parameter, elements_of
 from tracekit.estimate.plan import Plan
+
+Shapes = tuple[tuple[tuple[int, ...], int], ...]
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,23 @@ def _unit(name: str, members: list[Parameter], expert: bool, plan: Plan, shard_r
     rules = Rules(
         plan.strategy.framework, plan.recipe.compute, plan.strategy.use_orig_params, 3 if plan.strategy.shards_parameters else 1
     )
-    whole = padded(rules, members, w)
-    state = local_state(rules, members, w, min(shard_rank, w - 1))
+    elements, whole, state = _sizes(shapes_of(members), w, rules, min(shard_rank, w - 1))
     label = f"{name}.experts" if expert and name else "experts" if expert else name
-    return Unit(label, tuple(members), w, r, elements_of(members), whole, -(-whole // w), state, name == ROOT, expert)
+    return Unit(label, tuple(members), w, r, elements, whole, -(-whole // w), state, name == ROOT, expert)
+
+
+def shapes_of(members: Sequence[Parameter]) -> Shapes:
+    """What the sizes of a unit depend on: the shape of each parameter, and how many experts are stacked in it."""
+    return tuple((parameter.shape, parameter.experts) for parameter in members)
+
+
+def parameters_of(shapes: Shapes) -> list[Parameter]:
+    """Parameters of these shapes."""
+    return [Parameter(str(index), shape, experts=experts) for index, (shape, experts) in enumerate(shapes)]
+
+
+@lru_cache(maxsize=4096)
+def _sizes(shapes: Shapes, w: int, rules: Rules, rank: int) -> tuple[int, int, int]:
+    """(elements, padded elements, elements of state) of a unit; the same for every layer, and asked for each."""
+    members = parameters_of(shapes)
+    return elements_of(members), padded(rules, members, w), local_state(rules, members, w, rank)
