@@ -286,7 +286,7 @@ def test_every_opcode_of_the_library_is_known_one_way_or_the_other() -> None:
         (b"", "truncated"),
         (b"\x80\x04", "truncated"),
         (pickle.dumps(WHOLE)[:-40], "truncated"),
-        (b"PK\x03\x04rest", "object from outside"),
+        (b"PK\x03\x04rest", "is a zip archive"),
         (b"\xff\xff\xff", "not a pickle"),
         (b"\x80\x04.", "not a pickle"),
         (b"\x80\x04]]]a.", "not a pickle"),

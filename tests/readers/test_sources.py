@@ -82,6 +82,7 @@ def test_memory_snapshots_are_sources_by_their_content_and_where_they_are_named(
     put(tmp_path, "rank0.pickle", content=b"\x80\x04}(\x8c\x08segments]\x8c\x0dtotal_size")
     put(tmp_path, "weights.pkl", content=b"\x80\x04]")
     put(tmp_path, "memory_snapshot.pkl.gz", content=b"damaged")
+    put(tmp_path, "model_snapshot.pkl", content=b"PK\x03\x04")  # torch.save
     assert names(tmp_path) == ["memory_snapshot.pkl.gz", "rank0.json", "rank0.pickle"]
     assert skipped(tmp_path) == {}
     assert names(tmp_path / "weights.pkl") == ["weights.pkl"]

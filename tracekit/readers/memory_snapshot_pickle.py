@@ -100,6 +100,8 @@ def read_pickle(stream: TextStream, name: str) -> Reading:
     while True:
         status = compiled.run(text.ctypes.data, filled, machine.SIZES.ctypes.data, store.address)
         position = int(store.control[s.POSITION])
+        if taken == position == 0 and bytes(text[:2]) == b"PK" and filled > 1:
+            raise InputError(f"{name} is a zip archive (torch.save writes them), not a memory snapshot", _REMEDY)
         if status == machine.ROOM:
             _make_room(store, compiled, taken + filled, name)
         elif status == machine.MORE:

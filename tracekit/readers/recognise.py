@@ -70,15 +70,16 @@ def refusal(name: str, named: bool, globbed: bool, opener: Callable[[], BinaryIO
 
 
 def _is_snapshot(name: str, opener: Callable[[], BinaryIO]) -> bool:
-    """Whether a pickle that nobody named is a memory snapshot: it says so, or begins with the words of one."""
-    if re.search("snapshot", name, re.IGNORECASE):
-        return True
+    """Whether a pickle that nobody named is a memory snapshot: it is called so, or begins with the words of one."""
+    called_so = re.search("snapshot", name, re.IGNORECASE) is not None
     try:
         with opener() as file:
             head = _unpacked(file.read(_HEAD))
     except read_errors():
-        return False
-    return head is not None and (b"device_traces" in head or (b"segments" in head and b"total_size" in head))
+        return called_so
+    if head is None or head.startswith(b"PK"):  # what torch.save writes is a zip archive
+        return called_so and head is None
+    return called_so or b"device_traces" in head or (b"segments" in head and b"total_size" in head)
 
 
 def looks_like_trace(head: bytes) -> bool:
