@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -29,8 +29,11 @@ class MemoryFile:
     devices: list[DeviceMemory] = field(default_factory=list)
 
 
-def read_memory_file(source: Source) -> MemoryFile | Coverage:
-    """The memory of one rank as a snapshot or a raw timeline tells it; its Coverage alone where the file cannot be used."""
+def read_memory_file(source: Source, progress: Callable[[int], None] | None = None) -> MemoryFile | Coverage:
+    """The memory of one rank as a snapshot or a raw timeline tells it; its Coverage alone where the file cannot be used.
+
+    ``progress`` gets the number of stored bytes read of a snapshot since its last call.
+    """
     coverage = Coverage(source.url)
     rank = rank_of_name(source.name)
     try:
@@ -40,7 +43,7 @@ def read_memory_file(source: Source) -> MemoryFile | Coverage:
                 coverage.note(problem)
             from tracekit.readers.memory_snapshot import read_snapshot  # compiled code that few jobs need
 
-            snapshot = read_snapshot(source)
+            snapshot = read_snapshot(source, progress)
             devices = of_snapshot(snapshot, manifest.owners if manifest is not None else None)
             rank = manifest.rank if manifest is not None else rank
             coverage.events = sum(len(device.entries) for device in snapshot.devices)

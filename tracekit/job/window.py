@@ -47,7 +47,7 @@ class Task:
 def read_window(source: Source, task: Task) -> Window | MemoryFile | Coverage:
     """The window of one file, or what it tells of memory alone; its Coverage where nothing of it could be used."""
     if is_snapshot_name(source.name):
-        return read_memory_file(source)
+        return read_memory_file(source, task.progress)
     try:
         tables = read_tables(source, task)
     except InputError as error:
