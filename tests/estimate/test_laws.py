@@ -81,7 +81,7 @@ def test_one_rank_sends_nothing(strategy):
     assert data_parallel(parameters(SMALL), Plan(strategy=Strategy(strategy))) == []
 
 
-@given(parameter_lists, st.sampled_from(STRATEGIES), st.integers(1, 9), st.sampled_from(["fp32", "fsdp_bf16", "fsdp_bf16_fp32_reduce"]))
+@given(parameter_lists, st.sampled_from(STRATEGIES[1:]), st.integers(1, 9), st.sampled_from(["fp32", "fsdp_bf16", "fsdp_bf16_fp32_reduce"]))
 @settings(deadline=None)
 def test_categories_are_whole_bytes_that_add_up(held, strategy, ranks, recipe):
     plan = Plan(mesh=mesh_for(strategy, ranks), strategy=Strategy(strategy), recipe=RECIPES[recipe])
@@ -101,6 +101,8 @@ def test_zero_3_on_one_rank_is_ddp_without_buckets(held):
     """Moment by moment: nothing is gathered, gradients come and stay whole."""
     zero = rank_memory(held, [Activations({})], Plan(strategy=Strategy("zero3"), recipe=RECIPES["fp32"]))
     ddp = rank_memory(held, [Activations({})], Plan(strategy=Strategy("ddp"), recipe=RECIPES["fp32"]))
+    none = rank_memory(held, [Activations({})], Plan(strategy=Strategy("none"), recipe=RECIPES["fp32"]))
+    assert [m.bytes for m in none.moments if m.phase == "optimizer"] == [m.bytes for m in zero.moments if m.phase == "optimizer"]
     buckets = elements_of(held) * 4
     for ours, theirs in zip(zero.moments, ddp.moments, strict=True):
         without = {**theirs.bytes, "communication_buffers": theirs.bytes["communication_buffers"] - buckets}
@@ -128,7 +130,7 @@ def test_replicas_of_hsdp_add_all_reduces_and_divide_nothing(held, ranks, replic
     assert reduced
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", STRATEGIES[1:])
 @pytest.mark.parametrize("shape", [SMALL, MOE], ids=["dense", "experts"])
 def test_memory_grows_with_the_batch_and_shrinks_with_recomputation(strategy, shape):
     def peak(micro_batch: int, recompute: str = "none", attention: str = "flash") -> int:

@@ -40,7 +40,7 @@ def test_a_whole_plan():
 
 @pytest.mark.parametrize(
     ("mesh", "strategy"),
-    [({}, "fsdp2"), ("dp=8", "fsdp2"), ("ddp=8", "ddp"), ("dp_replicate=2,dp_shard=4", "hsdp"), ({"fsdp": 2}, "fsdp2")],
+    [({}, "none"), ("pp=2,tp=2", "none"), ("dp=8", "fsdp2"), ("ddp=8", "ddp"), ("dp_replicate=2,dp_shard=4", "hsdp"), ("cp=2", "fsdp2")],
 )
 def test_the_strategy_follows_from_the_mesh(mesh, strategy):
     assert spec_of({"model": TINY, "mesh": mesh}).plan.strategy.name == strategy

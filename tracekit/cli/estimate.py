@@ -81,7 +81,7 @@ class Size(ParamType):
 @click.argument("file", metavar="[FILE]", required=False, type=click.Path(exists=True, dir_okay=False))
 @click.option("--model", metavar="NAME", help="A known model: llama3-8b, llama3-70b, llama3-405b, gpt3-175b, deepseek-v3, ...")
 @click.option("--mesh", metavar="AXES", help="Ranks by axis: pp=2,dp_replicate=2,dp_shard=8,cp=1,tp=8,ep=1.")
-@click.option("--strategy", metavar="NAME", help="ddp, zero1, zero2, zero3, fsdp1, fsdp2 or hsdp.")
+@click.option("--strategy", metavar="NAME", help="none, ddp, zero1, zero2, zero3, fsdp1, fsdp2 or hsdp.")
 @click.option("--recipe", metavar="NAME", help="Precision: fp32, fsdp_bf16, fsdp_bf16_fp32_reduce, megatron_bf16, bf16_zero, ...")
 @click.option("--optimizer", metavar="NAME", help="adamw, adam, momentum or sgd.")
 @click.option("--micro-batch", metavar="N", type=click.IntRange(1, 10**6), help="Sequences that go through the model at once.")

@@ -30,7 +30,7 @@ from tracekit.estimate.model_state import row_shard
 from tracekit.estimate.padding import round_up
 from tracekit.estimate.parameters import Parameter
 from tracekit.estimate.pipeline import boundary_bytes, messages_sent
-from tracekit.estimate.plan import Plan
+from tracekit.estimate.plan import WHOLE_STATE, Plan
 from tracekit.estimate.shape import ModelShape
 from tracekit.estimate.units import Unit, units_of
 
@@ -110,7 +110,7 @@ def data_parallel(parameters: Sequence[Parameter], plan: Plan) -> list[Traffic]:
     units = units_of(parameters, plan)
     if plan.strategy.shards_parameters:
         rows = [row for unit in units for row in _sharded_unit(unit, plan, unit is units[-1])]
-    elif plan.strategy.name == "ddp":
+    elif plan.strategy.name in WHOLE_STATE:
         rows = list(_ddp(parameters, plan))
     else:
         rows = list(_zero(parameters, units, plan))

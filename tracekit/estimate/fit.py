@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from tracekit.errors import UsageError
 from tracekit.estimate.estimate import Estimate, check, estimate
-from tracekit.estimate.plan import MeshSizes, Plan
+from tracekit.estimate.plan import MeshSizes, Plan, Strategy
 from tracekit.estimate.spec import Spec
 from tracekit.units import format_bytes
 
@@ -40,7 +40,7 @@ def meshes_of(world: int, spec: Spec) -> Iterator[MeshSizes]:
 
     Strategies without replicas (or without shards) leave that axis at 1.
     """
-    strategy = spec.plan.strategy.name
+    strategy = _strategy(spec).name
     replicas = strategy in ("ddp", "fsdp2", "hsdp")
     for tp in divisors(world):
         for cp in divisors(world // tp):
@@ -49,6 +49,11 @@ def meshes_of(world: int, spec: Spec) -> Iterator[MeshSizes]:
                 for replicate in [data] if strategy == "ddp" else divisors(data) if replicas else [1]:
                     for ep in _expert_sizes(spec, data * cp * tp):
                         yield MeshSizes(pp, replicate, data // replicate, cp, tp, ep)
+
+
+def _strategy(spec: Spec) -> Strategy:
+    """What data-parallel ranks do: the spec's strategy; FSDP2 where it names none."""
+    return spec.plan.strategy if spec.plan.strategy.name != "none" else Strategy("fsdp2")
 
 
 def _expert_sizes(spec: Spec, ranks: int) -> list[int]:
@@ -101,10 +106,12 @@ def _candidate(spec: Spec, mesh: MeshSizes, memory_bytes: int, global_batch: int
 
 
 def _plan(spec: Spec, mesh: MeshSizes, micro_batches: int) -> Plan:
+    """The spec's plan on another mesh; one rank alone with its parameters needs no strategy, one stage no schedule."""
     virtual = spec.plan.virtual_stages if mesh.pp > 1 else 1
     schedule = spec.plan.schedule if mesh.pp > 1 else "1f1b"
     batch = replace(spec.plan.batch, micro_batches=micro_batches)
-    return replace(spec.plan, mesh=mesh, batch=batch, schedule=schedule, virtual_stages=virtual)
+    strategy = _strategy(spec) if mesh.dense_ranks > 1 else Strategy("none")
+    return replace(spec.plan, mesh=mesh, strategy=strategy, batch=batch, schedule=schedule, virtual_stages=virtual)
 
 
 def too_large(result: Estimate, memory_bytes: int) -> str:

@@ -18,7 +18,7 @@ from tracekit.estimate.gathered import Bucketed, Fsdp1, Fsdp2, Sharding, Transie
 from tracekit.estimate.model_state import ModelState, model_state
 from tracekit.estimate.parameters import ROOT, Parameter
 from tracekit.estimate.pipeline import in_flight_until_weight
-from tracekit.estimate.plan import Plan
+from tracekit.estimate.plan import WHOLE_GRADIENTS, Plan
 from tracekit.estimate.units import Shapes, Unit, parameters_of, shapes_of, units_of
 
 CATEGORIES = (
@@ -94,7 +94,7 @@ class _Walk:
         self.in_place = _adds_in_place(plan, self.state.gradients_are_buckets)
         self.by_part = _by_part(units)
         #: Gradients are kept whole, as autograd leaves them.
-        self.plain = plan.strategy.name in ("ddp", "zero1") or (plan.strategy.shards_parameters and not _needs_sharding(plan))
+        self.plain = plan.strategy.name in WHOLE_GRADIENTS or (plan.strategy.shards_parameters and not _needs_sharding(plan))
         self.sharding = _sharding(self)
         self.waiting = self._waiting(stage)
         self.lost = rounding(self.state.tensors) if plan.device == "cuda" else 0

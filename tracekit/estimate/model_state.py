@@ -14,7 +14,7 @@ from itertools import pairwise
 from tracekit.estimate.buckets import zero_buckets
 from tracekit.estimate.padding import Rules, fsdp1_starts, fsdp2_local, local_state, padded
 from tracekit.estimate.parameters import Parameter, elements_of
-from tracekit.estimate.plan import Plan
+from tracekit.estimate.plan import WHOLE_GRADIENTS, WHOLE_STATE, Plan
 from tracekit.estimate.recipe import moment_bytes
 from tracekit.estimate.units import Shapes, Unit, parameters_of, shapes_of
 
@@ -45,8 +45,8 @@ def model_state(units: Sequence[Unit], plan: Plan, order: Sequence[Parameter]) -
     """Model state of the rank that holds these units; ``order``: their parameters as the optimizer goes through them."""
     strategy, recipe = plan.strategy, plan.recipe
     whole_parameters = not strategy.shards_parameters
-    whole_gradients = strategy.name in ("ddp", "zero1")
-    whole_state = strategy.name == "ddp"
+    whole_gradients = strategy.name in WHOLE_GRADIENTS
+    whole_state = strategy.name in WHOLE_STATE
     everything = sum(unit.elements for unit in units)
     shards = sum(unit.shard for unit in units)
     states = sum(unit.state for unit in units)
@@ -98,13 +98,13 @@ def _tensors(units: Sequence[Unit], plan: Plan, buckets: int, row: tuple[int, in
             elif size and one_gradient:
                 yield unit.shard * size
             elif size:
-                yield from _stored(unit, plan, strategy.name in ("ddp", "zero1"), size)
+                yield from _stored(unit, plan, strategy.name in WHOLE_GRADIENTS, size)
     for unit in units:
         for size in moment_bytes(recipe):
             if row is not None:
                 yield row[1] * size if unit is units[0] else 0
             else:
-                yield from _stored(unit, plan, strategy.name == "ddp", size, state=True)
+                yield from _stored(unit, plan, strategy.name in WHOLE_STATE, size, state=True)
 
 
 def _stored(unit: Unit, plan: Plan, whole: bool, size: int, state: bool = False) -> Iterator[int]:
@@ -150,7 +150,7 @@ def _local_elements(units: Sequence[Unit], plan: Plan) -> dict[str, int]:
     strategy = plan.strategy
     found: dict[str, int] = {}
     for unit in units:
-        if strategy.name == "ddp" or unit.w == 1:
+        if strategy.name in WHOLE_STATE or unit.w == 1:
             found.update({parameter.name: parameter.elements for parameter in unit.parameters})
         elif strategy.framework == "torch_fsdp1" and strategy.use_orig_params:
             starts, _ = fsdp1_starts(unit.parameters, plan.recipe.compute, True)

@@ -9,9 +9,11 @@ from tracekit.errors import UsageError
 from tracekit.estimate.pipeline import check_schedule
 from tracekit.estimate.recipe import RECIPES, Recipe
 
-STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2", "hsdp")
+STRATEGIES = ("none", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2", "hsdp")
 #: Strategies that keep parameters whole on every rank.
-REPLICATED = ("ddp", "zero1", "zero2")
+REPLICATED = ("none", "ddp", "zero1", "zero2")
+#: Strategies that keep gradients whole; those that keep the optimizer's state whole.
+WHOLE_GRADIENTS, WHOLE_STATE = ("none", "ddp", "zero1"), ("none", "ddp")
 RECOMPUTE = ("none", "selective", "full")
 ATTENTION = ("flash", "eager")
 
@@ -82,7 +84,7 @@ class MeshSizes:
 
 @dataclass(frozen=True)
 class Strategy:
-    """How data-parallel ranks share the model.
+    """How data-parallel ranks share the model; ``none`` where there is one such rank, and no wrapper around the model.
 
     ``reshard_after_forward``: True, False, or the size of the group in which a unit stays sharded between forward and backward.
     ``reshard_after_backward`` False: units stay gathered from the first micro-batch to the end of the step (torch's pipelines with
@@ -126,12 +128,12 @@ class Strategy:
     @property
     def syncs_each(self) -> bool:
         """Whether gradients are reduced after each micro-batch."""
-        return self.name not in ("ddp", "zero1") if self.sync_every_micro_batch is None else self.sync_every_micro_batch
+        return self.name not in WHOLE_GRADIENTS if self.sync_every_micro_batch is None else self.sync_every_micro_batch
 
     @property
     def framework(self) -> str:
         """Whose padding rules apply: torch_fsdp2, torch_fsdp1, deepspeed, megatron or none."""
-        own = {"fsdp1": "torch_fsdp1", "fsdp2": "torch_fsdp2", "hsdp": "torch_fsdp2", "zero3": "deepspeed", "ddp": "none"}
+        own = {"fsdp1": "torch_fsdp1", "fsdp2": "torch_fsdp2", "hsdp": "torch_fsdp2", "zero3": "deepspeed", "ddp": "none", "none": "none"}
         return self.padding or own.get(self.name, "buckets")
 
 
@@ -206,6 +208,11 @@ class Plan:
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise UsageError(f"there is no {name} {getattr(self, name)!r}", f"choose {', '.join(allowed)}")
+        if self.strategy.name == "none" and self.mesh.dense_ranks > 1:
+            raise UsageError(
+                f"strategy none for {self.mesh.dense_ranks} ranks with the same parameters",
+                "choose ddp, zero1, fsdp2, ... to keep them alike",
+            )
         if self.strategy.name == "ddp" and self.mesh.dp_shard > 1:
             raise UsageError(
                 f"ddp shards nothing, and dp_shard is {self.mesh.dp_shard}", "give its ranks as dp_replicate, or choose zero1, fsdp2, ..."
@@ -219,7 +226,7 @@ class Plan:
     @property
     def shard(self) -> int:
         """W of dense parameters: ranks over which model state is sharded; 1 for ddp."""
-        return 1 if self.strategy.name == "ddp" else self.mesh.shard
+        return 1 if self.strategy.name in WHOLE_STATE else self.mesh.shard
 
     @property
     def replicas(self) -> int:
@@ -229,7 +236,7 @@ class Plan:
     @property
     def expert_shard(self) -> int:
         """W of expert parameters; 1 for ddp."""
-        return 1 if self.strategy.name == "ddp" else self.mesh.expert_shard
+        return 1 if self.strategy.name in WHOLE_STATE else self.mesh.expert_shard
 
     @property
     def expert_replicas(self) -> int:

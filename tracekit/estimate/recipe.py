@@ -105,10 +105,10 @@ def recipe(name: str, optimizer: str = "adamw") -> Recipe:
 def bytes_a_parameter(chosen: Recipe, strategy: str, w: int) -> Fraction:
     """Bytes a parameter of model state on each of ``w`` data-parallel ranks (ZeRO, arXiv:1910.02054, section 5; figure 1).
 
-    ddp P+G+O; zero1 P+G+O/w; zero2 P+(G+O)/w; zero3, fsdp1, fsdp2, hsdp (with w its shard group) (P+G+O)/w. No padding: see ``padding``.
+    none, ddp P+G+O; zero1 P+G+O/w; zero2 P+(G+O)/w; zero3, fsdp1, fsdp2, hsdp (w its shard group) (P+G+O)/w. Without padding.
     """
     p, g, o = Fraction(chosen.parameter), Fraction(chosen.gradients), Fraction(chosen.optimizer_state)
-    shares = {"ddp": p + g + o, "zero1": p + g + o / w, "zero2": p + (g + o) / w}
+    shares = {"none": p + g + o, "ddp": p + g + o, "zero1": p + g + o / w, "zero2": p + (g + o) / w}
     return shares.get(strategy, (p + g + o) / w)
 
 

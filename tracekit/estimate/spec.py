@@ -108,6 +108,8 @@ def assumptions_of(values: Mapping[str, Any]) -> Assumptions:
 
 def _strategy(value: Any, mesh: MeshSizes) -> Strategy:
     if value is None:
+        if mesh.dense_ranks == 1:
+            return Strategy("none")
         return Strategy("hsdp" if mesh.dp_replicate > 1 and mesh.dp_shard > 1 else "ddp" if mesh.dp_replicate > 1 else "fsdp2")
     if isinstance(value, str):
         return Strategy(value)
