@@ -134,6 +134,8 @@ def build(job: Job, options: Options) -> Training:
 
     def step(ids_BT: Tensor, targets_BT: Tensor, recorder: Any) -> Tensor:
         zero2.reducer.recorder = recorder
+        for bucket in buckets:
+            recorder.own(bucket.values, "parameters", "flat parameters", bucket.name)
         return loop.step(job, training, ids_BT, targets_BT, recorder)
 
     training.step = step
