@@ -35,6 +35,7 @@ MEASURED = [
     ({"name": "fsdp2"}, 8, 1, 2, "fp32", 26_126_464, 28_855_432, 3_018_380),
     ({"name": "fsdp2", "sync_every_micro_batch": False}, 8, 1, 2, "fp32", 44_502_528, 45_289_992, 3_018_380),
     ({"name": "fsdp2"}, 1, 1, 1, "fp32", 19_699_200, 29_371_912, 24_146_956),
+    ({"name": "none"}, 1, 1, 1, "fp32", 15_592_456, 21_132_296, 24_146_956),
 ]
 #: With bf16 the CPU's matrix product needs scratch memory of its own: one inner tensor of the MLP.
 MEASURED_BF16 = [
@@ -77,6 +78,23 @@ def test_peaks_of_torch_in_bf16(case):
     for ours, theirs in zip(predicted, measured, strict=True):
         assert (start + ours) / (start + theirs) == pytest.approx(1, abs=0.015)
     assert abs(predicted[2] - measured[2]) < SCALARS
+
+
+@pytest.mark.parametrize(
+    ("sequence_parallel", "measured"), [(False, (8_505_352, 9_148_424, 8_894_476)), (True, (5_944_456, 6_976_520, 8_894_476))]
+)
+def test_peaks_of_tensor_parallel_ranks(sequence_parallel, measured):
+    """(torch) DTensor over 4 ranks, embedding and head on each; then with sequence parallelism."""
+    plan = Plan(
+        mesh=MeshSizes(tp=4), strategy=Strategy("none"), recipe=RECIPES["fp32"], batch=Batch(micro_batch=2), vocabulary_parallel=False,
+        regather_inputs=False, sequence_parallel=sequence_parallel, **CPU,
+    )  # fmt: skip
+    memory = estimate(WORKLOAD, plan, hardware("h100")).roles[0].memory
+    start = memory.state.parameters + memory.state.optimizer_state
+    for phase, theirs in zip(("forward", "backward", "optimizer"), measured, strict=True):
+        moment = memory.largest(phase)
+        assert moment is not None
+        assert abs(moment.total - start - moment.bytes["inputs"] - theirs) < SCALARS
 
 
 def test_peak_at_the_loss_of_a_large_vocabulary():
@@ -137,7 +155,7 @@ def test_steps_of_a_recorded_unit():
     """A list of what a unit still holds and which gradients exist decides where its backward peaks."""
     held = [Parameter("u.a.weight", (10,), "u"), Parameter("u.b.weight", (30,), "u")]
     steps = (BackwardStep(1000, 5, ("b",)), BackwardStep(0, 5, None))
-    activations = Activations({"u": 1000}, 0, {"u": steps})
+    activations = Activations({"u": 1000}, backward={"u": steps})
     plan = Plan(strategy=Strategy("zero3"), recipe=RECIPES["fp32"], device="cpu")
     memory = rank_memory(held, [activations], plan)
     seen = [(m.bytes["activations"], m.bytes["gradients"], m.bytes["temporaries"]) for m in memory.moments if m.unit == "u"]

@@ -49,7 +49,8 @@ class BackwardStep:
 class Activations:
     """Bytes of one micro-batch on one rank, by unit of the model.
 
-    ``saved`` from forward to backward; ``stream``: what one unit hands to the next; ``backward`` the moments of a unit's backward, with
+    ``saved`` from forward to backward; ``stream``: what one unit hands to the next; ``embedding``: the gradient of
+    the embedding's output; ``backward`` the moments of a unit's backward, with
     what is computed again for it. ``logits_saved`` stays from the loss to its backward, ``logits_forward`` and ``logits_backward`` are the
     most that logits, their copies and gradients take in each, ``logits_gradient`` what is left for the head's backward. ``inputs``: token
     ids and targets.
@@ -57,6 +58,7 @@ class Activations:
 
     saved: Mapping[str, int]
     stream: int = 0
+    embedding: int = 0
     backward: Mapping[str, tuple[BackwardStep, ...]] = field(default_factory=dict)
     logits_saved: int = 0
     logits_forward: int = 0
@@ -226,17 +228,18 @@ def stage_activations(shape: ModelShape, plan: Plan, layers: list[int], first: b
         saved[unit] = saved.get(unit, 0) + kinds[kind][0]
         backward[unit] = kinds[kind][1]
     stream = size.by_sequence("residual", shape.hidden).bytes
+    embedding = size.whole("embedding", shape.hidden).bytes if first else stream
     count = tokens(shape, plan)
     inputs = count * ID * (first + last)
     if first and shape.dropout:
         unit = "embedding" if plan.wrap == "ends" else ROOT
         saved[unit] = saved.get(unit, 0) + size.by_sequence("embedding_dropout_mask", shape.hidden, MASK).bytes
     if not last:
-        return Activations(saved, stream, backward, inputs=inputs)
+        return Activations(saved, stream, embedding, backward, inputs=inputs)
     unit = "head" if plan.wrap == "ends" else ROOT
     head = [*_norm(size, "norm"), size.gathered("head.input", shape.hidden)]
     saved[unit] = saved.get(unit, 0) + sum(tensor.bytes for tensor in head)
-    return Activations(saved, stream, backward, *_logits(shape, plan), inputs)
+    return Activations(saved, stream, embedding, backward, *_logits(shape, plan), inputs)
 
 
 def _logits(shape: ModelShape, plan: Plan) -> tuple[int, int, int, int]:

@@ -133,7 +133,7 @@ class _Walk:
         for i in reversed(range(count)):
             yield from self._backward(i, sum(saved[:i]), saved[i])
         for t in self.sharding.finish():
-            yield self._moment("backward", "", self._owning(t, self._root_bytes()), 0, stream, -2, 0)
+            yield self._moment("backward", "", self._owning(t, self._root_bytes()), 0, max(stream, self.now.embedding), -2, 0)
         yield self._moment("optimizer", "", Transient("step"), 0, self.state.optimizer_temporaries, -3, 0)
 
     def _head_gradient(self) -> int:
