@@ -8,6 +8,7 @@ from tests.memory.made import MemoryTrace
 from tracekit.manifest import CATEGORIES, Owners
 from tracekit.memory.attribution import attribute_trace
 from tracekit.memory.peak import composition, holdings
+from tracekit.memory.summary import of_trace
 from tracekit.memory.timeline import logs_of
 from tracekit.trace.steps import find_phases, find_steps
 
@@ -136,3 +137,15 @@ def test_numbers_that_cannot_be_true_own_nothing() -> None:
         trace_of((10, A, 8)), (11, A, 8, "parameters", "w", ""), (12, 2**70, 2**70, "gradients", "g", ""), (13, B, 2**60, "inputs", "", "")
     )
     assert at(found, 0) == {"parameters": 8}
+
+
+def test_what_is_of_one_device_makes_no_block_of_another() -> None:
+    trace = MemoryTrace(cuda=True, older=1000)
+    trace.alloc(100, A, 8)
+    trace._place, trace.total = {"Device Type": 0, "Device Id": -1}, 0
+    trace.alloc(110, B, 64)
+    tables = oracle.tables(trace.text())
+    told = owners((120, B, 64, "optimizer_state", "step", ""), (120, 0x9000, 500, "parameters", "w", ""))
+    host, device = of_trace(tables, find_phases(tables), find_steps(tables), told)
+    assert {k: v for k, v in host.categories.items() if v} == {"optimizer_state": 64}
+    assert {k: v for k, v in device.categories.items() if v} == {"parameters": 500, "before_recording": 500, "unattributed": 8}

@@ -228,6 +228,13 @@ def test_a_manifest_tells_more_than_stacks(read) -> None:
     assert memory.categories["parameters"] == 512
 
 
+def test_a_manifest_changes_owners_of_a_snapshot_and_no_sizes(read) -> None:
+    found = read(snapshot([[entry("alloc", T, 512, B)]], [segment(at, 512, [(512, "active_allocated")]) for at in (A, B)]))
+    told = Owners([(T - 1) * 1000, (T + 1) * 1000], [A, B], [512, 512], [0, 0], [1, 1], [2, 2], ["gradients", "w", ""])
+    (memory,) = of_snapshot(found, told)
+    assert (memory.peak, memory.categories["gradients"]) == (1024, 1024)
+
+
 def test_a_long_history_is_what_a_plain_replay_finds(read) -> None:
     rng = np.random.default_rng(3)
     live: dict[int, int] = {}

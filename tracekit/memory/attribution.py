@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -35,15 +36,18 @@ def no_changes() -> Changes:
 
 
 def attribute_trace(
-    tables: RankTables, log: Log, counters: Counters, phases: Phases, steps: Steps, owners: Owners | None, invent: bool = True
+    tables: RankTables, log: Log, counters: Counters, phases: Phases, steps: Steps, owners: Owners | None, others: Sequence[Log] | None = ()
 ) -> Attributed:
-    """Timeline and owners of one device of a trace. ``invent``: registrations that meet no block are of this device."""
+    """Timeline and owners of one device of a trace.
+
+    ``others``: logs of the other devices; registrations that meet no block in any log are of this device. None: they are of another one.
+    """
     words = Words()
     seen = moments.of_events(tables, log.row, phases, steps, words)
     blocks = _ended_by_backend(tables, log, pair(log), seen) if counters.of_host else pair(log)
     changes = no_changes()
     if owners is not None and owners.time_ns:
-        blocks, changes = registered.claim(log, blocks, registered.registrations(owners, words), invent)
+        blocks, changes = registered.claim(log, blocks, registered.registrations(owners, words), others)
     setting = Setting(phases, steps, int(log.time[-1]) if len(log) else 0)
     born = seen.at(_shown(blocks.birth, log))
     owner = rules.categorize(blocks, born, seen.at(_shown(blocks.death, log)), setting)
@@ -58,7 +62,7 @@ def attribute_snapshot(snapshot: Snapshot, device: DeviceHistory, owners: Owners
     timeline = of_device(device)
     log, blocks, changes = timeline.log, timeline.blocks, no_changes()
     if owners is not None and owners.time_ns:
-        blocks, changes = registered.claim(log, blocks, registered.registrations(owners, words), invent=False)
+        blocks, changes = registered.claim(log, blocks, registered.registrations(owners, words), None)
     setting = Setting(phases, steps, int(log.time[-1]) if len(log) else 0)
     owner = rules.categorize(blocks, seen.at(_shown(blocks.birth, log)), seen.at(_shown(blocks.death, log)), setting)
     return Attributed(timeline, cut(blocks, owner, changes), words.texts, len(changes) > 0), phases, steps

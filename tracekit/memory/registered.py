@@ -8,12 +8,13 @@ that nobody else claims.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tracekit.manifest import Owners
-from tracekit.memory.blocks import MOST_BYTES, Blocks, Log
+from tracekit.memory.blocks import MOST_BYTES, Blocks, Log, pair
 from tracekit.memory.pieces import ACTIVATIONS, CODE, GRADIENTS, UNKNOWN, Changes, Words
 from tracekit.trace.events import BoolArray, Int8Array, Int32Array, Int64Array
 from tracekit.units import NULL
@@ -65,19 +66,29 @@ def _column(values: list[int]) -> Int64Array:
         return np.array([value if -(2**63) <= value < 2**63 else NULL for value in values], np.int64)
 
 
-def claim(log: Log, blocks: Blocks, told: Registrations, invent: bool) -> tuple[Blocks, Changes]:
-    """Blocks, with those of memory that the log does not show behind them if ``invent``, and the owners of the blocks."""
+def meets(log: Log, told: Registrations) -> BoolArray:
+    """Which registrations meet a block of a log."""
+    found: BoolArray = _live_at(log, pair(log), told, np.searchsorted(log.time, told.time, side="right") - 1) >= 0
+    return found
+
+
+def claim(log: Log, blocks: Blocks, told: Registrations, others: Sequence[Log] | None) -> tuple[Blocks, Changes]:
+    """Blocks, and their owners. ``others``: logs of the other devices; registrations that meet no block of any make blocks of this one.
+
+    None: they make none, because another device is theirs.
+    """
     position = np.searchsorted(log.time, told.time, side="right") - 1
     block = _live_at(log, blocks, told, position)
-    if invent:
-        unseen = np.flatnonzero((block < 0) & (told.bytes > 0))
+    if others is not None:
+        elsewhere = np.any([meets(other, told) for other in others], axis=0) if others else np.zeros(len(told), np.bool_)
+        unseen = np.flatnonzero((block < 0) & (told.bytes > 0) & ~elsewhere)
         made, of = _unseen(log, blocks, told.where(unseen), position[unseen])
         block[unseen] = np.where(of >= 0, of + len(blocks), -1)
         blocks = blocks.joined(made)
     mine = np.flatnonzero(block >= 0)
     mine = mine[np.lexsort((mine, block[mine]))]
     changes = _claims(Changes(block[mine], position[mine], told.category[mine], told.name[mine], told.unit[mine]))
-    return _replaced_gradients(blocks, changes, len(log)), changes
+    return blocks if others is None else _replaced_gradients(blocks, changes, len(log)), changes
 
 
 def _live_at(log: Log, blocks: Blocks, told: Registrations, position: Int64Array) -> Int64Array:

@@ -86,7 +86,8 @@ def of_trace(
     unseen = max([log for log, counters in logs if not counters.of_host] or [log for log, _ in logs], key=len, default=None)
     found = []
     for log, counters in logs:
-        attributed = attribute_trace(tables, log, counters, phases, steps, owners, invent=log is unseen)
+        others = [other for other, _ in logs if other is not log] if log is unseen else None
+        attributed = attribute_trace(tables, log, counters, phases, steps, owners, others)
         source = "manifest+events" if attributed.told else "events"
         peak = attributed.timeline.peak(span)
         moment = attributed.timeline.time_of(peak)
