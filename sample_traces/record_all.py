@@ -1,0 +1,92 @@
+"""Record the samples again: every workload once, small, on the CPU.
+
+    python sample_traces/record_all.py [NAME...]
+
+Each sample is a folder of this one with a trace and a manifest of every rank, as ``tracekit record`` left them; only the machine's name is
+replaced by ``sample-host``. ``README.md`` lists what each shows. Needs tracekit[record]; the samples of other frameworks need their extra.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SMALL = ["--layers", "2", "--active", "2"]
+
+#: Sample -> arguments of ``tracekit record``. Names say how many ranks were recorded; ``fake`` ones are single ranks of a larger mesh.
+SAMPLES = {
+    "ddp_2": ["ddp", "--verify", *SMALL],
+    "ddp_accumulation_2": ["ddp", "--micro-batches", "2", "--gradient-as-bucket-view", *SMALL],
+    "zero1_2": ["zero1", "--verify", *SMALL],
+    "zero2_2": ["zero2", "--verify", *SMALL],
+    "zero3_2": ["zero3", "--verify", *SMALL],
+    "fsdp1_2": ["fsdp1", "--verify", *SMALL],
+    "fsdp2_2": ["fsdp2", "--verify", *SMALL],
+    "fsdp2_bf16_2": ["fsdp2", "--precision", "bf16", *SMALL],
+    "fsdp2_no_reshard_2": ["fsdp2", "--reshard-after-forward", "false", *SMALL],
+    "fsdp2_uneven_3": ["fsdp2", "--nproc", "3", "--vocabulary", "515", "--verify", *SMALL],
+    "hsdp_4": ["hsdp", "--verify", *SMALL],
+    "tensor_parallel_2": ["tensor_parallel", "--verify", *SMALL],
+    "sequence_parallel_2": ["sequence_parallel", "--verify", *SMALL],
+    "context_parallel_allgather_2": ["context_parallel_allgather", "--verify", *SMALL],
+    "context_parallel_ring_2": ["context_parallel_ring", "--verify", *SMALL],
+    "context_parallel_blockwise_2": ["context_parallel_blockwise", "--verify", *SMALL],
+    "context_parallel_ulysses_2": ["context_parallel_ulysses", "--verify", *SMALL],
+    "pipeline_gpipe_2": ["pipeline_gpipe", "--verify", *SMALL],
+    "pipeline_1f1b_2": ["pipeline_1f1b", "--verify", *SMALL],
+    "pipeline_interleaved_2": ["pipeline_interleaved", "--verify", "--layers", "4", "--active", "2"],
+    "expert_parallel_2": ["expert_parallel", "--verify", *SMALL],
+    "hybrid_3d_8": ["hybrid_3d", "--verify", *SMALL],
+    "hybrid_4d_16": ["hybrid_4d", "--verify", "--layers", "2", "--active", "1"],
+    "hybrid_5d_8": ["hybrid_5d", "--mesh", "pp=2,ep=2,dp_shard=2,cp=1,tp=1", "--verify", *SMALL],
+    "hybrid_5d_fake_rank45_of_64": ["hybrid_5d", "--backend", "fake", "--mesh", "pp=2,ep=2,dp_shard=4,cp=2,tp=2", "--rank", "45", *SMALL],
+    "fsdp2_fake_rank5_of_16": ["fsdp2", "--backend", "fake", "--mesh", "pp=2,dp_shard=4,tp=2", "--rank", "5", *SMALL],
+    "collectives_2": ["collectives", "--max-bytes", "65536", "--factor", "16", "--iterations", "3"],
+    "deepspeed_zero1_2": ["deepspeed_zero", "--stage", "1", *SMALL],
+    "deepspeed_zero2_2": ["deepspeed_zero", "--stage", "2", *SMALL],
+    "deepspeed_zero3_2": ["deepspeed_zero", "--stage", "3", *SMALL],
+    "accelerate_ddp_2": ["accelerate_jobs", "--strategy", "ddp", *SMALL],
+    "accelerate_fsdp2_2": ["accelerate_jobs", "--strategy", "fsdp2", *SMALL],
+}
+
+
+def record(name: str) -> None:
+    """Run one workload into its folder, which is emptied before."""
+    folder = HERE / name
+    shutil.rmtree(folder, ignore_errors=True)
+    subprocess.run([sys.executable, "-m", "tracekit", "record", *SAMPLES[name], "-o", str(folder)], check=True, cwd=HERE.parent)
+    for path in sorted(folder.iterdir()):
+        without_host(path)
+
+
+def without_host(path: Path) -> None:
+    """Replace the machine's name; a compressed file comes out the same whenever it is written."""
+    packed = path.suffix == ".gz"
+    data = gzip.decompress(path.read_bytes()) if packed else path.read_bytes()
+    if path.suffix not in (".gz", ".json"):
+        return
+    text = json.loads(data)
+    host = text.get("host_name") or text.get("host") if isinstance(text, dict) else None
+    if host:
+        data = data.replace(json.dumps(host).encode(), b'"sample-host"')
+    path.write_bytes(gzip.compress(data, 9, mtime=0) if packed else data)
+
+
+def main() -> None:
+    """Record the samples named on the command line, all without one."""
+    chosen = sys.argv[1:] or list(SAMPLES)
+    strange = [name for name in chosen if name not in SAMPLES]
+    if strange:
+        raise SystemExit(f"there is no sample {strange[0]}; there are {', '.join(SAMPLES)}")
+    for name in chosen:
+        print(name, flush=True)
+        record(name)
+
+
+if __name__ == "__main__":
+    main()
