@@ -102,6 +102,8 @@ def test_gathers_and_scatters_of_one_tensor_group_are_sequence_parallel() -> Non
     assert listed(*rows) == ["sequence_parallel", "sequence_parallel", "tensor_parallel"]
     other = operation(0, "all_gather", 0, 10, axis="tp", group=1)
     assert listed(*rows, other)[-1] == "tensor_parallel"
+    norms = operation(0, "all_reduce", 0, 10, axis="tp", phase="backward")
+    assert listed(*rows, norms)[-1] == "gradient_sync"  # every rank has the gradient of its own tokens only
 
 
 def test_a_group_that_scatters_only_in_backward_is_sharded_data() -> None:

@@ -16,7 +16,8 @@ An axis has a role (``role_of_axis``): tensor, context, expert, pipeline, shardi
                                               sequence_parallel)
     pipeline axis, ``PP:`` ranges             send, recv, send_recv, broadcast -> pipeline; send, recv anywhere else as well
     tensor axis                               all_gather, reduce_scatter -> sequence_parallel where the group shows both, else
-                                              tensor_parallel; everything else -> tensor_parallel
+                                              tensor_parallel; there all_reduce in backward or optimizer -> gradient_sync (of norms, that
+                                              saw a share of the tokens); everything else -> tensor_parallel
     FSDP ranges                               all_gather -> parameter_gather, reduce_scatter -> gradient_scatter,
                                               all_reduce -> gradient_sync, broadcast -> parameter_sync
     embedding group of a pipeline             all_reduce -> gradient_sync (first and last stage share the weight)
@@ -155,8 +156,11 @@ def _context(seen: _Seen) -> str:
 
 
 def _tensor(seen: _Seen) -> str:
-    both = seen.gathers_and_scatters and seen.kind in ("all_gather", "reduce_scatter")
-    return "sequence_parallel" if both else "tensor_parallel"
+    if seen.gathers_and_scatters and seen.kind in ("all_gather", "reduce_scatter"):
+        return "sequence_parallel"
+    if seen.gathers_and_scatters and seen.kind == "all_reduce" and seen.phase in ("backward", "optimizer"):
+        return "gradient_sync"
+    return "tensor_parallel"
 
 
 def _tiny(seen: _Seen) -> str | None:

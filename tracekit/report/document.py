@@ -35,7 +35,7 @@ ANALYSIS_KEYS = (
     "comparison",
 )
 _REASONS = {
-    "memory": "this version of tracekit does not analyze memory yet",
+
     "pipeline": "this version of tracekit does not analyze pipeline schedules yet",
     "experts": "this version of tracekit does not analyze expert balance yet",
     "comparison": "this version of tracekit does not compare with a model yet",

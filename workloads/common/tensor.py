@@ -118,5 +118,5 @@ def expected_sequence_parallel(job: Job, layers: list[int], tokens: int) -> list
     return [
         Expected("all_gather", "tp", "sequence_parallel", rounds * (inputs + outputs + outer), (both + 4 * outer) * size),
         Expected("reduce_scatter", "tp", "sequence_parallel", rounds * (inputs + outputs), both * size),
-        Expected("all_reduce", "tp", "tensor_parallel", norms, 4 * norms * job.shape.hidden),
+        Expected("all_reduce", "tp", "gradient_sync", norms, 4 * norms * job.shape.hidden),
     ]
