@@ -21,7 +21,7 @@ import torch
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from tracekit.manifest import Expected
-from workloads.common import float8, loop
+from workloads.common import float8, loop, zero
 from workloads.common.buckets import buckets_of
 from workloads.common.job import Job, Training
 from workloads.common.reference import adam
@@ -43,6 +43,7 @@ class Options:
 
 def build(job: Job, options: Options) -> Training:
     """The replicated model with an optimizer whose state is sharded."""
+    zero.check(job, "dp_shard")
     model = Transformer(job.shape)
     initialize(model, job.settings.seed)
     model.to(job.device)

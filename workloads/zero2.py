@@ -112,6 +112,7 @@ class Zero2:
 
 def build(job: Job, options: Options) -> Training:
     """The model with its parameters in flat buckets, and Adam on this rank's slices of them."""
+    zero.check(job, "dp_shard")
     model = Transformer(job.shape)
     initialize(model, job.settings.seed)
     model.to(job.device)

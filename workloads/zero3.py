@@ -199,6 +199,7 @@ def build(job: Job, options: Options) -> Training:
     """The model cut into flat units, and Adam on this rank's slices of them."""
     if job.settings.precision == "fp8":
         raise UsageError("zero3 gathers 32-bit or 16-bit parameters only", "use --precision bf16, or zero2")
+    zero.check(job, "dp_shard")
     model = Transformer(job.shape)
     initialize(model, job.settings.seed)
     model.to(job.device)

@@ -1,6 +1,6 @@
 """ZeRO-3: every unit is gathered for forward, and all but the last again for backward; every unit's gradient is reduced to slices."""
 
-from tests.workloads.recording import check, check_matches, needs_torch, record
+from tests.workloads.recording import check, check_matches, needs_torch, record, run
 from tracekit.manifest import decode
 
 pytestmark = needs_torch
@@ -41,3 +41,8 @@ def test_sixteen_bits_halve_what_is_gathered(tmp_path):
 def test_one_rank_of_many_on_the_fake_group(tmp_path):
     recording = record(tmp_path, "zero3", "--backend", "fake", "--mesh", "dp_shard=64", "--rank", "37", "--active", "1")
     check(recording)
+
+
+def test_a_second_data_parallel_axis_is_refused(tmp_path):
+    done = run("record", "zero3", "-o", str(tmp_path), "--mesh", "dp_replicate=2,dp_shard=2", expect=2)
+    assert "synchronises gradients along dp_shard only" in done.stderr

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
+from tracekit.errors import UsageError
 from tracekit.manifest import Expected
 from workloads.common import loop
 from workloads.common.job import Job
@@ -17,6 +18,14 @@ from workloads.common.job import Job
 #: Both have a new name since torch 2.13, the old one warns.
 reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+def check(job: Job, axis: str) -> None:
+    """UsageError where ranks along another axis work on samples of their own: nothing would synchronise them."""
+    if job.data_size != job.size(axis):
+        raise UsageError(
+            f"this workload synchronises gradients along {axis} only", "leave the other data-parallel axis out of --mesh, or run hsdp"
+        )
 
 
 def padded(elements: int, world: int) -> int:
