@@ -1,0 +1,121 @@
+"""What the analytical model says of the ranks of a recorded job: memory at the peak, and collectives of a step by class."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from tracekit.errors import UsageError
+from tracekit.estimate.communication import Traffic, data_parallel, merged, model_parallel
+from tracekit.estimate.estimate import check, chunk_activations, estimate_parameters, local_parameters
+from tracekit.estimate.hardware import HARDWARE, Hardware
+from tracekit.estimate.memory import Moment, RankMemory, rank_memory
+from tracekit.estimate.model_state import ModelState
+from tracekit.estimate.parameters import stage_chunks
+from tracekit.estimate.recorded import Recorded, axis_of, parameters_of, recorded
+from tracekit.manifest import Manifest
+
+#: Moments this close to the peak are taken for it.
+NEAR = 0.05
+#: What is told together: which of them logits and scratch memory belong to depends on the recording.
+ACTIVATIONS = ("activations", "logits", "temporaries")
+#: (axis, kind, purpose): a class of collectives.
+Key = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class Volume:
+    """What one class of collectives of one rank moves in a step. ``uncertain``: its bytes depend on what the model cannot know (routing)."""
+
+    calls: int
+    full_bytes: int
+    uncertain: bool = False
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Of one rank. ``problem`` says why there is none; then everything else is empty."""
+
+    rank: int
+    manifest: Manifest
+    found: Recorded | None = None
+    state: ModelState | None = None
+    peak: Moment | None = None
+    moments: Sequence[Moment] = ()
+    traffic: Mapping[Key, Volume] = field(default_factory=dict)
+    problem: str = ""
+
+
+def predict(rank: int, manifest: Manifest) -> Prediction:
+    """The model's figures for the job and rank of a manifest."""
+    try:
+        found = recorded(manifest)
+        if found.shape is None:
+            return _any_model(rank, manifest, found)
+        check(found.shape, found.plan)
+        held = local_parameters(found.shape, found.plan, found.stage)
+        memory = rank_memory(held, chunk_activations(found.shape, found.plan, found.stage), found.plan, found.stage, found.shard_rank)
+        if not found.keeps_buckets:
+            memory = _without_buckets(memory)
+        chunks = stage_chunks(found.shape.layers, found.plan.mesh.pp, found.plan.virtual_stages, found.stage)
+        layers = [layer for chunk in chunks for layer in chunk]
+        rows = merged([*data_parallel(held, found.plan), *model_parallel(found.shape, found.plan, layers, found.stage, held)])
+    except UsageError as error:
+        return Prediction(rank, manifest, problem=error.problem)
+    return Prediction(rank, manifest, found, memory.state, memory.peak, memory.moments, classes(found, rows))
+
+
+def _without_buckets(memory: RankMemory) -> RankMemory:
+    """Gradients that are averaged by hand lie in no buckets beside backward."""
+    buckets = memory.state.buckets
+
+    def less(moment: Moment) -> Moment:
+        return replace(moment, bytes={**moment.bytes, "communication_buffers": moment.bytes["communication_buffers"] - buckets})
+
+    return replace(memory, state=replace(memory.state, buckets=0), moments=tuple(less(moment) for moment in memory.moments))
+
+
+def _any_model(rank: int, manifest: Manifest, found: Recorded) -> Prediction:
+    """A model that is no transformer we know: its parameters are exact, of its activations nothing is known."""
+    held = parameters_of(manifest)
+    if not held:
+        return Prediction(rank, manifest, problem="the manifest lists no parameters")
+    role = estimate_parameters(held, found.plan, HARDWARE["h100"], shard_rank=found.shard_rank)
+    return Prediction(rank, manifest, found, role.memory.state, None, (), classes(found, role.traffic))
+
+
+def moment_like(prediction: Prediction, seen: Mapping[str, int]) -> Moment | None:
+    """Of the model's moments within ``NEAR`` of its peak the one whose categories are most like those of the job's peak.
+
+    Several moments of a step are nearly as large as the largest; which of them a job's peak is, is decided by some kilobytes.
+    """
+    if prediction.peak is None:
+        return None
+    near = [moment for moment in prediction.moments if moment.total >= (1 - NEAR) * prediction.peak.total]
+
+    def distance(moment: Moment) -> int:
+        held = seen.get("activations", 0) + seen.get("temporaries", 0)
+        apart = abs(sum(moment.bytes[name] for name in ACTIVATIONS) - held)
+        others = [name for name in moment.bytes if name not in ACTIVATIONS]
+        return apart + sum(abs(moment.bytes[name] - seen.get(name, 0)) for name in others)
+
+    return min(near, key=distance)
+
+
+def classes(found: Recorded, rows: Sequence[Traffic]) -> dict[Key, Volume]:
+    """Predicted traffic under the recording's names of axes."""
+    calls: Counter[Key] = Counter()
+    sizes: Counter[Key] = Counter()
+    for row in rows:
+        key = (axis_of(found, row.axis, row.purpose), row.kind, row.purpose)
+        calls[key] += row.calls
+        sizes[key] += row.calls * row.full_bytes
+    routed = ("expert_dispatch", "expert_combine")
+    return {key: Volume(calls[key], sizes[key], key[2] in routed) for key in calls}
+
+
+def hardware_of(device: str) -> Hardware | None:
+    """The preset whose name is a word of the device's name (``NVIDIA H100 80GB HBM3``); None for any other."""
+    words = device.lower().replace("-", " ").split()
+    return next((preset for name, preset in HARDWARE.items() if name in words), None)

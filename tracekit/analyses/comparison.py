@@ -1,0 +1,239 @@
+"""The analytical model beside the job: predicted and measured, line by line, with a verdict and a reason.
+
+Of a job with the recorder's manifest: memory of every rank, calls and bytes of every class of collectives a step, the pipeline's bubble,
+the cost of each axis' link. Of a job without one, what the trace itself implies: an FSDP group that scatters U times a step gathers 2U-1
+times (U without resharding), in the bytes of its reductions.
+
+Verdicts: match (equal, or within the stated tolerance), differs (with the likely cause), not_measured (with the reason).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from tracekit.analyses import _comparison_implied as implied
+from tracekit.analyses._comparison_rows import DIFFERS, MATCH, NOT_MEASURED, Line, line, memory_lines, traffic_lines
+from tracekit.analyses._links import Link, links
+from tracekit.analyses._memory_rows import main_devices, rows_of
+from tracekit.analyses._predicted import Key, Prediction, Volume, hardware_of, predict
+from tracekit.estimate.hardware import Hardware
+from tracekit.estimate.pipeline import bubble_share
+from tracekit.findings import Finding, Section, Severity, Table
+from tracekit.job.model import Job
+
+ORDER = 80
+
+_NO_MODEL = "the traces come without the recorder's manifests, and show no strategy whose traffic implies itself"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """``lines`` in order of rank and quantity; ``links`` one an axis; ``problems``: why ranks were not predicted."""
+
+    lines: list[Line]
+    links: list[Link]
+    hardware: Hardware | None = None
+    problems: list[str] = field(default_factory=list)
+
+    def findings(self) -> list[Finding]:
+        """How far the job is what the model says, and what differs most."""
+        return [*_agreement(self.lines), *_differences(self.lines), *_slow_links(self.links, self.hardware)]
+
+    def sections(self) -> list[Section]:
+        """The comparison as a table, and the links."""
+        charts = [t for t in (_table(self.lines), _link_table(self.links, self.hardware)) if t is not None]
+        lead = "What the analytical model says of this job, beside what it did."
+        return [Section("Predicted and measured", lead, tuple(charts))] if charts else []
+
+    def json(self) -> dict[str, Any]:
+        """``comparison`` and ``links``."""
+        document: dict[str, Any] = {"links": [_link_record(link, self.hardware) for link in self.links]}
+        if self.lines:
+            document["comparison"] = [_record(each) for each in self.lines]
+        else:
+            document["not_measured"] = {"comparison": self.problems[0] if self.problems else _NO_MODEL}
+        return document
+
+
+def analyze(job: Job) -> Comparison:
+    """Predict what can be predicted, and set it beside what was measured."""
+    manifests = {w.rank: w.manifest for w in job.windows if w.rank is not None and w.manifest is not None}
+    predictions = [predict(rank, manifest) for rank, manifest in sorted(manifests.items())]
+    problems = list(dict.fromkeys(p.problem for p in predictions if p.problem))
+    predictions = [p for p in predictions if not p.problem]
+    memory = {row.rank: row.memory for row in main_devices(rows_of(job, "memory"))}
+    lines: list[Line] = []
+    for prediction in predictions:
+        lines += memory_lines(prediction, memory.get(prediction.rank))
+        lines += traffic_lines(prediction, measured_traffic(job, prediction.rank))
+    lines += _bubble(job, predictions)
+    if not predictions and not manifests:
+        lines += implied.lines(job)
+    return Comparison(lines, links(job), hardware_of(job.device), problems)
+
+
+def measured_traffic(job: Job, rank: int) -> dict[Key, Volume]:
+    """Calls and full bytes a step of each class of one rank: those of the first step whose calls most steps share."""
+    operations = job.operations
+    own = operations[(operations["rank"] == rank) & (operations["launch_step_number"] >= 0) & (operations["kind"] != "barrier")]
+    if job.steps:
+        own = own[own["launch_step_number"].isin(job.steps)]
+    steps: dict[int, dict[Key, list[int]]] = {}
+    columns = (own["launch_step_number"], own["group"], own["kind"], own["purpose"], own["full_bytes"])
+    for step, group, kind, purpose, full in zip(*columns, strict=True):
+        key = (job.groups[group].axis if group >= 0 else "", str(kind), str(purpose))
+        steps.setdefault(int(step), {}).setdefault(key, []).append(int(full))
+    if not steps:
+        return {}
+    signatures = {step: tuple(sorted((key, len(sizes), sum(sizes)) for key, sizes in found.items())) for step, found in steps.items()}
+    usual = Counter(signatures.values()).most_common(1)[0][0]
+    return {key: Volume(calls, size) for key, calls, size in usual}
+
+
+def _bubble(job: Job, predictions: Sequence[Prediction]) -> list[Line]:
+    """The pipeline's bubble share, where there is a pipeline."""
+    plans = {(p.found.plan.schedule, p.found.plan.mesh.pp, p.found.plan.batch.micro_batches, p.found.plan.virtual_stages)
+             for p in predictions if p.found is not None and p.found.plan.mesh.pp > 1}  # fmt: skip
+    if len(plans) != 1:
+        return []
+    schedule, p, m, v = plans.pop()
+    share = float(bubble_share(schedule, p, m, 1, 1, 1, v))
+    measured, why = _measured_bubble(job)
+    return [line("pipeline.bubble_share", None, share, measured, "share", why)]
+
+
+def _measured_bubble(job: Job) -> tuple[float | None, str]:
+    if find_spec("tracekit.analyses.pipeline") is None:
+        return None, "x"
+    from tracekit.analyses import pipeline
+
+    told = pipeline.analyze(job).json().get("pipeline")
+    share = told.get("bubble_share", {}).get("measured") if isinstance(told, Mapping) else None
+    if share is None:
+        return None, "the ranges of stages and micro-batches are not in the trace"
+    return float(share), "stages of unequal length, or waiting for messages: the model has equal stages and free messages"
+
+
+# What is said --------------------------------------------------------------------------------------------------------
+
+
+def _agreement(lines: Sequence[Line]) -> list[Finding]:
+    told = [each for each in lines if each.verdict != NOT_MEASURED]
+    if not told:
+        return []
+    equal = sum(each.verdict == MATCH for each in told)
+    text = f"{equal} of {len(told)} predicted figures are what was measured."
+    advice = "" if equal == len(told) else "The table Predicted and measured says what differs, and why."
+    return [Finding("comparison.agreement", "info", text, equal / len(told), "share", "comparison", advice)]
+
+
+def _differences(lines: Sequence[Line]) -> list[Finding]:
+    """One finding a cause among collectives: the same difference on all ranks is told once."""
+    found: dict[tuple[str, str], list[Line]] = {}
+    for each in lines:
+        if each.verdict == DIFFERS and each.quantity.startswith("collectives.") and each.quantity.endswith((".calls", ".bytes")):
+            found.setdefault((each.quantity.rpartition(".")[0], each.why), []).append(each)
+    result = []
+    for (quantity, why), some in found.items():
+        first = some[0]
+        _, axis, kind, purpose = quantity.split(".", 3)
+        where = f"{kind} over {axis} ({purpose})"
+        figures = f"the model predicts {first.predicted:.0f} {first.unit} a step, {first.measured:.0f} were seen"
+        result.append(Finding("comparison.collectives", "warning", f"{where}: {figures}: {why}.", first.ratio, "ratio", "comparison"))
+    return result
+
+
+def _slow_links(found: Sequence[Link], hardware: Hardware | None) -> list[Finding]:
+    if hardware is None:
+        return []
+    result = []
+    for link in found:
+        if link.best_gb_s is not None:
+            share = link.best_gb_s / hardware.inside.gb_s
+            text = f"Collectives of axis {link.axis} reach {link.best_gb_s:.1f} GB/s at best, {100 * share:.0f}% of {hardware.inside.name}."
+            severity: Severity = "warning" if share < 0.5 and link.operations >= 10 else "info"
+            result.append(Finding("comparison.link", severity, text, share, "share", "links"))
+    return result
+
+
+def _record(each: Line) -> dict[str, Any]:
+    return {
+        "quantity": each.quantity,
+        "rank": each.rank,
+        "predicted": each.predicted,
+        "measured": each.measured,
+        "unit": each.unit,
+        "ratio": each.ratio,
+        "verdict": each.verdict,
+        "why": each.why,
+        "tolerance": each.tolerance,
+    }
+
+
+def _link_record(link: Link, hardware: Hardware | None) -> dict[str, Any]:
+    return {
+        "axis": link.axis,
+        "operations": link.operations,
+        "latency_us": link.latency_us,
+        "gb_s": link.gb_s,
+        "residual": link.residual,
+        "best_gb_s": link.best_gb_s,
+        "peak_gb_s": hardware.inside.gb_s if hardware is not None else None,
+        "problem": link.problem,
+    }
+
+
+def _table(lines: Sequence[Line]) -> Table | None:
+    if not lines:
+        return None
+    order = {DIFFERS: 0, NOT_MEASURED: 1, MATCH: 2}
+    shown = sorted(lines, key=lambda each: order[each.verdict])
+    frame = pd.DataFrame(
+        {
+            "quantity": [each.quantity for each in shown],
+            "rank": ["all" if each.rank is None else str(each.rank) for each in shown],
+            "predicted": [np.nan if each.predicted is None else float(each.predicted) for each in shown],
+            "measured": [np.nan if each.measured is None else float(each.measured) for each in shown],
+            "unit": [each.unit for each in shown],
+            "ratio": [np.nan if each.ratio is None else each.ratio for each in shown],
+            "verdict": [each.verdict.replace("_", " ") for each in shown],
+            "why": [each.why for each in shown],
+        }
+    )
+    columns = {"quantity": "Quantity", "rank": "Rank", "predicted": "Predicted", "measured": "Measured", "unit": "Unit",
+               "ratio": "Measured / predicted", "verdict": "Verdict", "why": "Why"}  # fmt: skip
+    missing = {"predicted": "the model has no figure", "measured": "not measured", "ratio": "one of the two is missing"}
+    return Table("Predicted and measured", frame, columns, "What differs comes first.", 6, missing)
+
+
+def _link_table(found: Sequence[Link], hardware: Hardware | None) -> Table | None:
+    if not found:
+        return None
+
+    def known(values: Sequence[float | None]) -> list[float]:
+        return [np.nan if value is None else value for value in values]
+
+    frame = pd.DataFrame(
+        {
+            "axis": [link.axis for link in found],
+            "operations": [link.operations for link in found],
+            "latency": known([link.latency_us for link in found]),
+            "bandwidth": known([link.gb_s for link in found]),
+            "residual": known([link.residual for link in found]),
+            "best": known([link.best_gb_s for link in found]),
+        }
+    )
+    columns = {"axis": "Axis", "operations": "Collectives", "latency": "Latency of a step [us]", "bandwidth": "Bandwidth [GB/s]",
+               "residual": "Residual [share]", "best": "Best seen [GB/s]"}  # fmt: skip
+    why, flat = "too few collectives, or all of one size", "too few collectives, or time does not grow with size"
+    note = "transfer = latency x logical steps + bytes sent / bandwidth, fitted to the job's own collectives."
+    if hardware is not None:
+        note += f" {hardware.name}: {hardware.inside.gb_s:g} GB/s within a node, {hardware.outside.gb_s:g} GB/s between nodes."
+    return Table("Links", frame, columns, note, 6, {"latency": why, "bandwidth": flat, "residual": why})
