@@ -21,10 +21,12 @@ The root stays gathered from the start of forward to the end of backward unless 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
-from tracekit.estimate.plan import Plan
+from tracekit.estimate.plan import WHOLE_GRADIENTS, Plan
 from tracekit.estimate.units import Unit
 
 
@@ -75,7 +77,7 @@ def unit_bytes(units: Sequence[Unit], plan: Plan) -> UnitBytes:
         sum(unit.elements for unit in units) * recipe.autograd,
         sum(unit.padded for unit in units) * recipe.reduce,
         sum(unit.shard for unit in units) * recipe.reduce,
-        sum(unit.shard for unit in units) * recipe.gradients,
+        sum(unit.elements if plan.strategy.name in WHOLE_GRADIENTS else unit.shard for unit in units) * recipe.gradients,
         sum(unit.elements for unit in units) * recipe.reduce,
     )
 
@@ -105,22 +107,44 @@ class Sharding:
 
 
 class Bucketed(Sharding):
-    """ZeRO-1 and ZeRO-2: whole parameters; gradients are copied into a bucket, reduced, and (ZeRO-2) only a shard is kept."""
+    """ZeRO-1 and ZeRO-2: whole parameters; gradients are copied into a bucket that is reduced, and (ZeRO-2) only a shard is kept.
+
+    ``buckets``: bytes of each in order of backward. ZeRO-2 lets go of a bucket's gradients when they are in its buffer; one reduction is
+    under way while the next bucket fills, so that two buffers may exist.
+    """
 
     def __init__(
-        self, plan: Plan, places: Sequence[UnitBytes], root: UnitBytes | None, root_early: int, bucket: int, keeps_whole: bool
+        self, plan: Plan, places: Sequence[UnitBytes], root: UnitBytes | None, root_early: int, buckets: Sequence[int], keeps_whole: bool
     ) -> None:
         super().__init__(plan, places, root, root_early)
-        self.bucket = bucket
+        self.ends = list(accumulate(buckets))
+        self.buckets = buckets
         self.keeps_whole = keeps_whole
 
+    def between(self, before: int, now: int) -> tuple[tuple[int, int], tuple[int, int] | None]:
+        """What there is while backward brings its gradients from ``before`` to ``now`` bytes: (whole gradients, buffers).
+
+        First with all of them there and none sent off; then the most while full buckets are sent off, None where none is.
+        """
+        first, last = bisect_right(self.ends, before), bisect_right(self.ends, now)
+        filled = self.ends[first - 1] if first else 0
+        computed = (0 if self.keeps_whole else now - filled, self._under_way(first))
+        sent = [
+            (0 if self.keeps_whole else self.buckets[index], self._under_way(index) + self.buckets[index]) for index in range(first, last)
+        ]
+        return computed, max(sent, key=sum, default=None)
+
     def backward(self, i: int) -> list[Transient]:  # noqa: ARG002
-        """Gradients of the place are whole until they are in the bucket."""
-        return [Transient("compute", 0, self.bucket, 0 if self.keeps_whole else self.root_early, own=1)]
+        """The walk asks ``between`` for what gradients and buffers take."""
+        return [Transient()]
 
     def finish(self) -> list[Transient]:
         """The gradients of the embedding come last."""
-        return [Transient("embedding", 0, self.bucket, own=1)]
+        return [Transient("embedding")]
+
+    def _under_way(self, index: int) -> int:
+        """Buffer of the bucket before ``index``, which is still being reduced; what comes out of it counts as a gradient already."""
+        return self.buckets[index - 1] if index else 0
 
 
 class Fsdp2(Sharding):
@@ -196,11 +220,7 @@ class Fsdp2(Sharding):
 
 
 class Fsdp1(Sharding):
-    """FSDP1, and ZeRO-3 with one unit prefetched; see the head of this file."""
-
-    def __init__(self, plan: Plan, places: Sequence[UnitBytes], root: UnitBytes | None, root_early: int, flat: bool) -> None:
-        super().__init__(plan, places, root, root_early)
-        self.flat = flat  # gradients of views are copied into one flat gradient
+    """FSDP1; see the head of this file."""
 
     def _resident(self, i: int) -> int:
         strategy = self.plan.strategy
@@ -230,7 +250,7 @@ class Fsdp1(Sharding):
         wider = place.accumulated if self.plan.recipe.reduce != self.plan.recipe.autograd else 0
         return [
             Transient("compute", held + place.whole + beside, 0, self.root_early, own=1),
-            Transient("flatten", held + place.whole + beside, 0, self.root_early, own=2 if self.flat else 1),
+            Transient("flatten", held + place.whole + beside, 0, self.root_early, own=2),
             Transient("reduce", held + later, place.reduced, wider + self.root_early, own=1),
         ]
 
@@ -241,6 +261,33 @@ class Fsdp1(Sharding):
         wider = self.root.accumulated if self.plan.recipe.reduce != self.plan.recipe.autograd else 0
         whole = 0 if self.plan.strategy.root_reshards else self.root.whole
         return [
-            Transient("embedding", whole, own=2 if self.flat else 1),
+            Transient("embedding", whole, own=2),
             Transient("reduce", 0, self.root.reduced, wider, own=1),
+        ]
+
+
+class Zero3(Fsdp1):
+    """ZeRO-3 with flat units: the next one is gathered while one computes, in forward as well; one reduction is under way beside it.
+
+    Gradients of views are copied into a flat one, as in FSDP1. ``last_stays``: the last unit is not freed between its two passes.
+    """
+
+    def _following(self, i: int) -> int:
+        return self.places[i].whole if 0 <= i < len(self.places) and self.plan.strategy.backward_prefetch != "none" else 0
+
+    def forward(self, i: int) -> list[Transient]:
+        """The unit and the next one."""
+        return [Transient("compute", self._resident(i) + self.places[i].whole + self._following(i + 1))]
+
+    def backward(self, i: int) -> list[Transient]:
+        """The unit, the next one, and the reduction of the one before; then the unit's own reduction."""
+        place, recipe = self.places[i], self.plan.recipe
+        freed = self.plan.strategy.reshard_after_forward is not False
+        held, beside = self._resident(i), self._following(i - 1) if freed else 0
+        earlier = self.places[i + 1].reduce if i + 1 < len(self.places) else 0
+        wider = place.reduce if recipe.reduce != recipe.autograd else 0
+        return [
+            Transient("compute", held + place.whole + beside, earlier, own=1),
+            Transient("flatten", held + place.whole + beside, earlier, own=2),
+            Transient("reduce", held + beside, earlier + wider, own=1),
         ]

@@ -14,7 +14,7 @@ from functools import lru_cache
 from tracekit.estimate.activations import Activations, BackwardStep
 from tracekit.estimate.allocator import reserved_bytes, rounding
 from tracekit.estimate.buckets import zero_buckets
-from tracekit.estimate.gathered import Bucketed, Fsdp1, Fsdp2, Sharding, Transient, UnitBytes, unit_bytes
+from tracekit.estimate.gathered import Bucketed, Fsdp1, Fsdp2, Sharding, Transient, UnitBytes, Zero3, unit_bytes
 from tracekit.estimate.model_state import ModelState, model_state
 from tracekit.estimate.parameters import ROOT, Parameter
 from tracekit.estimate.pipeline import in_flight_until_weight
@@ -90,7 +90,9 @@ class _Walk:
         units = units_of(parameters, plan, shard_rank)
         self.state = model_state(units, plan, parameters)
         self.root, self.places = _places(units, plan)
-        self.early = _early_root_elements(parameters)
+        self.early = self.early_elements = _early_root_elements(parameters)
+        self.root_elements = sum(p.elements for p in parameters if not p.unit)
+        self.produced = 0
         self.in_place = _adds_in_place(plan, self.state.gradients_are_buckets)
         self.by_part = _by_part(units)
         #: Gradients are kept whole, as autograd leaves them.
@@ -127,13 +129,16 @@ class _Walk:
         everything, loss = sum(saved) + beside, self.sharding.loss()
         yield self._moment("forward", "", loss, everything, 0, -1, count, self.now.logits_forward)
         yield self._moment("backward", "", loss, everything, 0, -1, count, self.now.logits_backward)
+        self.produced = 0
         head = replace(loss, what="head", unsharded=loss.unsharded + self.sharding.root_early)
         passing = stream + self._head_gradient()
-        yield self._moment("backward", "", head, everything, passing, 0 if not names else count, count, self.now.logits_gradient)
+        for moment in filter(None, self._bucketed(head, self.early_elements)):
+            yield self._moment("backward", "", moment, everything, passing, 0 if not names else count, count, self.now.logits_gradient)
         for i in reversed(range(count)):
             yield from self._backward(i, sum(saved[:i]), saved[i])
         for t in self.sharding.finish():
-            yield self._moment("backward", "", self._owning(t, self._root_bytes()), 0, max(stream, self.now.embedding), -2, 0)
+            for moment in filter(None, self._bucketed(self._owning(t, self._root_bytes()), self.root_elements - self.early_elements)):
+                yield self._moment("backward", "", moment, 0, max(stream, self.now.embedding), -2, 0)
         yield self._moment("optimizer", "", Transient("step"), 0, self.state.optimizer_temporaries, -3, 0)
 
     def _head_gradient(self) -> int:
@@ -149,18 +154,34 @@ class _Walk:
         """Moments of the backward of place i; ``earlier`` saved bytes of the places before, ``own`` of this one."""
         place = self.places[i]
         steps = self.now.backward.get(place.name) or (BackwardStep(own, self.now.stream), BackwardStep(0, self.now.stream, None))
+        before = self.produced
         for t in self.sharding.backward(i):
             if t.what == "prefetch":
                 yield self._moment("backward", place.name, t, earlier + steps[0].saved, self.now.stream, i + 1, i + 1)
             elif t.what != "compute":
                 yield self._moment("backward", place.name, self._owning(t, place.gradients), earlier, self.now.stream, i, i + 1)
             else:
-                for step in steps:
+                for step, after in zip(steps, [*steps[1:], steps[-1]], strict=True):
                     elements = self._elements(place.name, step.parts)
                     there = elements * self.plan.recipe.autograd
                     kept = 0 if not self.plain else elements * self.plan.recipe.gradients - place.kept
                     passing = step.temporaries + (there if self.plain and self.in_place else 0)
-                    yield self._moment("backward", place.name, self._owning(t, there), earlier + step.saved, passing, i, i + 1, partly=kept)
+                    logits = self.now.logits_gradient if place.name == "head" and step.parts is not None else 0
+                    computed, sent = self._bucketed(self._owning(t, there), before + elements - self.produced)
+                    yield self._moment("backward", place.name, computed, earlier + step.saved, passing, i, i + 1, logits, kept)
+                    if sent is not None:
+                        yield self._moment("backward", place.name, sent, earlier + after.saved, passing, i, i + 1, logits, kept)
+        self.produced = before + self.by_part[place.name][""]
+
+    def _bucketed(self, t: Transient, elements: int) -> tuple[Transient, Transient | None]:
+        """(the moment in which backward has brought the gradients of so many more elements, the one in which full buckets are sent)."""
+        if not isinstance(self.sharding, Bucketed):
+            return t, None
+        size = self.plan.recipe.reduce
+        before, self.produced = self.produced, self.produced + max(0, elements)
+        computed, sent = self.sharding.between(before * size, self.produced * size)
+        first = replace(t, unsharded=t.unsharded + computed[0], buffers=t.buffers + computed[1])
+        return first, None if sent is None else replace(t, what="send", unsharded=t.unsharded + sent[0], buffers=t.buffers + sent[1])
 
     def _owning(self, t: Transient, own: int) -> Transient:
         """The moment with its unit's gradients, unless those are kept as they are."""
@@ -309,12 +330,11 @@ def _sharding(walk: _Walk) -> Sharding:
     transient = 0 if walk.plain or walk.in_place else walk.early * recipe.autograd
     walk.early *= recipe.gradients
     if name in ("zero1", "zero2") and plan.shard > 1 and not walk.state.buckets:
-        buckets = zero_buckets(walk.parameters, plan.strategy.bucket_cap_mb, recipe.reduce)
-        largest = max((bucket.bytes for bucket in buckets), default=0)
-        output = -(-largest // plan.shard) if not plan.strategy.deepspeed_allreduce else 0
-        return Bucketed(plan, walk.places, walk.root, transient, largest + output, name == "zero1")
+        buckets = [bucket.bytes for bucket in zero_buckets(walk.parameters, plan.strategy.bucket_cap_mb, recipe.reduce)]
+        return Bucketed(plan, walk.places, walk.root, 0, buckets, name == "zero1")
     if walk.plain or name == "zero2":
         return Sharding(plan, walk.places, walk.root)
     if plan.strategy.framework == "torch_fsdp2":
         return Fsdp2(plan, walk.places, walk.root, transient)
-    return Fsdp1(plan, walk.places, walk.root, transient, name == "fsdp1")
+    kind = Fsdp1 if name == "fsdp1" else Zero3
+    return kind(plan, walk.places, walk.root, transient)

@@ -50,10 +50,11 @@ def model_state(units: Sequence[Unit], plan: Plan, order: Sequence[Parameter]) -
     everything = sum(unit.elements for unit in units)
     shards = sum(unit.shard for unit in units)
     states = sum(unit.state for unit in units)
-    if strategy.name in ("zero1", "zero2") and plan.shard > 1:
-        shards, states = row_shard(order, plan, plan.shard)
-    row = (shards, states) if strategy.name in ("zero1", "zero2") and plan.shard > 1 else None
+    row = row_shard(order, plan, plan.shard) if row_sharded(plan) else None
+    shards, states = row or (shards, states)
     parameters = everything if whole_parameters else shards
+    if row is not None and strategy.framework == "buckets":
+        parameters = shards * plan.shard  # flat buffers, one a bucket
     gradients = everything if whole_gradients else shards
     state = everything if whole_state else states
     ddp = strategy.name == "ddp" or (strategy.name == "zero1" and strategy.framework == "torch_zero")
@@ -64,30 +65,45 @@ def model_state(units: Sequence[Unit], plan: Plan, order: Sequence[Parameter]) -
         state * recipe.optimizer_state,
         buckets,
         ddp and strategy.gradient_as_bucket_view,
-        tuple(_tensors(units, plan, buckets, row)),
+        tuple(_tensors(units, plan, buckets, row, order)),
         optimizer_temporaries(units, plan, state, order),
     )
+
+
+def row_sharded(plan: Plan) -> bool:
+    """Whether ranks share all parameters in a row: ZeRO-1 and ZeRO-2 over more than one rank."""
+    return plan.strategy.name in ("zero1", "zero2") and plan.shard > 1
+
+
+def bucket_shards(parameters: Sequence[Parameter], plan: Plan, w: int) -> list[int]:
+    """Elements of every bucket on one of ``w`` ranks, padding too."""
+    buckets = zero_buckets(parameters, plan.strategy.bucket_cap_mb, plan.recipe.reduce)
+    return [-(-(bucket.bytes // plan.recipe.reduce) // w) for bucket in buckets]
 
 
 def row_shard(parameters: Sequence[Parameter], plan: Plan, w: int, rank: int = 0) -> tuple[int, int]:
     """Elements of (gradients, optimizer state) on one rank of ZeRO-1 and ZeRO-2, which divide all parameters in a row, not unit by unit."""
     framework = plan.strategy.framework
     if framework == "buckets":
-        sizes = [bucket.bytes for bucket in zero_buckets(parameters, plan.strategy.bucket_cap_mb, plan.recipe.reduce)]
-        each = sum(-(-size // plan.recipe.reduce // w) for size in sizes)
+        each = sum(bucket_shards(parameters, plan, w))
         return each, each
     rules = Rules(framework, plan.recipe.compute, plan.strategy.use_orig_params, 1)
     return -(-padded(rules, parameters, w) // w), local_state(rules, parameters, w, rank)
 
 
-def _tensors(units: Sequence[Unit], plan: Plan, buckets: int, row: tuple[int, int] | None) -> Iterator[int]:
+def _tensors(
+    units: Sequence[Unit], plan: Plan, buckets: int, row: tuple[int, int] | None, order: Sequence[Parameter]
+) -> Iterator[int]:
     """Sizes of the tensors that stay, in the order in which they are made: parameters, buckets, gradients, optimizer state.
 
     ``row``: elements of gradients and state where they are shards of all parameters in a row, each one tensor.
     """
     strategy, recipe = plan.strategy, plan.recipe
-    for unit in units:
-        yield from _stored(unit, plan, not strategy.shards_parameters, recipe.parameter)
+    if row is not None and strategy.framework == "buckets":  # one flat buffer for each
+        yield from (shard * plan.shard * recipe.parameter for shard in bucket_shards(order, plan, plan.shard))
+    else:
+        for unit in units:
+            yield from _stored(unit, plan, not strategy.shards_parameters, recipe.parameter)
     if buckets:
         yield buckets
     one_gradient = strategy.framework == "torch_fsdp2"  # all gradients of a unit are views of one reduce-scatter output
@@ -140,8 +156,11 @@ def optimizer_temporaries(units: Sequence[Unit], plan: Plan, state: int, order: 
         loop = "foreach" if plan.device == "cuda" and plan.strategy.framework != "torch_fsdp2" else "loop"
     if loop == "foreach":
         return state * recipe.moments[-1]
-    local = _local_elements(units, plan)
-    sizes = [0, *(local[parameter.name] for parameter in order if local.get(parameter.name))]
+    if row_sharded(plan) and plan.strategy.framework == "buckets":
+        sizes = [0, *bucket_shards(order, plan, plan.shard)]
+    else:
+        local = _local_elements(units, plan)
+        sizes = [0, *(local[parameter.name] for parameter in order if local.get(parameter.name))]
     return max((2 * now + before for before, now in pairwise(sizes)), default=0) * recipe.moments[-1]
 
 
