@@ -50,8 +50,8 @@ SAMPLES = {
     "deepspeed_zero1_2": ["deepspeed_zero", "--stage", "1", *SMALL],
     "deepspeed_zero2_2": ["deepspeed_zero", "--stage", "2", *SMALL],
     "deepspeed_zero3_2": ["deepspeed_zero", "--stage", "3", *SMALL],
-    "accelerate_ddp_2": ["accelerate_jobs", "--strategy", "ddp", *SMALL],
-    "accelerate_fsdp2_2": ["accelerate_jobs", "--strategy", "fsdp2", *SMALL],
+    "accelerate_ddp_2": ["accelerate_ddp", *SMALL],
+    "accelerate_fsdp2_2": ["accelerate_fsdp2", *SMALL],
 }
 
 

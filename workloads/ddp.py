@@ -15,13 +15,12 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-from torch.nn.parallel import DistributedDataParallel
-
 from tracekit.manifest import Expected
-from workloads.common import loop
+from workloads.common import float8, loop, zero
 from workloads.common.buckets import buckets_of
 from workloads.common.job import Job, Training
 from workloads.common.reference import adam
+from workloads.common.replicas import replicate
 from workloads.common.settings import option
 from workloads.common.transformer import Transformer, initialize
 
@@ -40,12 +39,16 @@ class Options:
 
 def build(job: Job, options: Options) -> Training:
     """The replicated model."""
+    zero.check(job, "dp_replicate")
     model = Transformer(job.shape)
     initialize(model, job.settings.seed)
     model.to(job.device)
-    replica = DistributedDataParallel(
+    if job.settings.precision == "fp8":
+        float8.convert(model)
+    replica = replicate(
+        job,
         model,
-        process_group=job.group("dp_replicate"),
+        "dp_replicate",
         bucket_cap_mb=options.bucket_cap_mb if options.overlap else 1 << 20,
         gradient_as_bucket_view=options.gradient_as_bucket_view,
     )
@@ -60,8 +63,6 @@ def build(job: Job, options: Options) -> Training:
 
 def expected(job: Job, options: Options) -> list[Expected]:
     """All-reduces of one rank and step."""
-    if job.size("dp_replicate") == 1:
-        return []
     cap = options.bucket_cap_mb if options.overlap else 1 << 20
     buckets = buckets_of(Transformer(job.shape), cap)
     rounds = 1 if options.no_sync else job.settings.micro_batches

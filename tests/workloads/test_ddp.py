@@ -1,6 +1,6 @@
 """DDP: one all-reduce a bucket; under accumulation only in the last micro-batch."""
 
-from tests.workloads.recording import check, check_matches, needs_torch, record
+from tests.workloads.recording import check, check_matches, needs_torch, record, run
 
 pytestmark = needs_torch
 
@@ -14,3 +14,12 @@ def test_every_bucket_is_reduced_once_a_step(tmp_path):
 
 def test_accumulation_reduces_only_in_the_last_micro_batch(tmp_path):
     check(record(tmp_path, "ddp", "--micro-batches", "2", "--gradient-as-bucket-view", "--active", "2"))
+
+
+def test_one_rank_alone_on_the_fake_group(tmp_path):
+    check(record(tmp_path, "ddp", "--backend", "fake", "--nproc", "8", "--rank", "3", "--layers", "2", "--active", "1"))
+
+
+def test_a_second_axis_that_nothing_would_synchronise_is_refused(tmp_path):
+    done = run("record", "ddp", "--mesh", "dp_replicate=2,dp_shard=2", "-o", str(tmp_path), expect=2)
+    assert "synchronises gradients along dp_replicate only" in done.stderr
