@@ -80,6 +80,30 @@ def test_peaks_of_torch_in_bf16(case):
     assert abs(predicted[2] - measured[2]) < SCALARS
 
 
+ZERO = [
+    # ZeRO-1 of torch on top of DDP; ZeRO-2 and ZeRO-3 as ``workloads/`` write them, over 4 ranks
+    ({"name": "zero1", "padding": "torch_zero", "bucket_cap_mb": 0.5}, 15_592_456, 21_132_296, 24_146_956),
+    ({"name": "zero2", "bucket_cap_mb": 0.5}, 15_592_456, 17_685_000, 6_037_004),
+    ({"name": "zero2", "bucket_cap_mb": 8}, 15_592_456, 31_055_624, 11_802_124),
+    ({"name": "zero3", "padding": "none", "last_stays": True}, 18_609_664, 26_363_144, 7_611_148),
+]
+
+
+@pytest.mark.parametrize("case", ZERO, ids=lambda case: "-".join(map(str, case[0].values())))
+def test_peaks_of_zero(case):
+    strategy, *measured = case
+    wrap = "ends" if strategy["name"] == "zero3" else "layers"
+    plan = Plan(
+        mesh=MeshSizes(dp_shard=4), strategy=Strategy(**strategy), recipe=RECIPES["fp32"], batch=Batch(micro_batch=2), wrap=wrap, **CPU
+    )
+    memory = estimate(WORKLOAD, plan, hardware("h100")).roles[0].memory
+    start = memory.state.parameters + memory.state.optimizer_state + memory.state.buckets
+    for phase, theirs in zip(("forward", "backward", "optimizer"), measured, strict=True):
+        moment = memory.largest(phase)
+        assert moment is not None
+        assert abs(moment.total - start - moment.bytes["inputs"] - theirs) < SCALARS
+
+
 @pytest.mark.parametrize(
     ("sequence_parallel", "measured"), [(False, (8_505_352, 9_148_424, 8_894_476)), (True, (5_944_456, 6_976_520, 8_894_476))]
 )

@@ -34,7 +34,8 @@ from tracekit.estimate.units import Unit
 class Transient:
     """Bytes beside model state at one moment of one unit.
 
-    ``own``: how many copies of the unit's own gradients there are; while it computes, of those that are there already.
+    ``own``: how many copies of the unit's own gradients there are; while it computes, of those that are there already. ``kept``: bytes of
+    sharded gradients, where it is not the units that are done which decide.
     """
 
     what: str = "compute"
@@ -42,6 +43,7 @@ class Transient:
     buffers: int = 0
     unsharded: int = 0
     own: int = 0
+    kept: int | None = None
 
 
 @dataclass(frozen=True)
@@ -121,18 +123,26 @@ class Bucketed(Sharding):
         self.buckets = buckets
         self.keeps_whole = keeps_whole
 
-    def between(self, before: int, now: int) -> tuple[tuple[int, int], tuple[int, int] | None]:
-        """What there is while backward brings its gradients from ``before`` to ``now`` bytes: (whole gradients, buffers).
+    def between(self, before: int, now: int) -> tuple[Transient, Transient | None]:
+        """What there is while backward brings its gradients from ``before`` to ``now`` bytes.
 
         First with all of them there and none sent off; then the most while full buckets are sent off, None where none is.
         """
         first, last = bisect_right(self.ends, before), bisect_right(self.ends, now)
         filled = self.ends[first - 1] if first else 0
-        computed = (0 if self.keeps_whole else now - filled, self._under_way(first))
+        computed = Transient("compute", 0, self._under_way(first), 0 if self.keeps_whole else now - filled, kept=self._kept(first))
         sent = [
-            (0 if self.keeps_whole else self.buckets[index], self._under_way(index) + self.buckets[index]) for index in range(first, last)
+            Transient("send", 0, self._under_way(i) + size, 0 if self.keeps_whole else size, kept=self._kept(i))
+            for i, size in enumerate(self.buckets[first:last], first)
         ]
-        return computed, max(sent, key=sum, default=None)
+        return computed, max(sent, key=lambda t: t.buffers + t.unsharded + (t.kept or 0), default=None)
+
+    def _kept(self, count: int) -> int | None:
+        """Bytes of the shards of the first buckets; None where gradients stay whole, or are there from an earlier micro-batch."""
+        if self.keeps_whole or self.plan.batch.micro_batches > 1:
+            return None
+        recipe, w = self.plan.recipe, self.plan.shard
+        return sum(-(-(size // recipe.reduce) // w) for size in self.buckets[:count]) * recipe.gradients
 
     def backward(self, i: int) -> list[Transient]:  # noqa: ARG002
         """The walk asks ``between`` for what gradients and buffers take."""

@@ -180,8 +180,7 @@ class _Walk:
         size = self.plan.recipe.reduce
         before, self.produced = self.produced, self.produced + max(0, elements)
         computed, sent = self.sharding.between(before * size, self.produced * size)
-        first = replace(t, unsharded=t.unsharded + computed[0], buffers=t.buffers + computed[1])
-        return first, None if sent is None else replace(t, what="send", unsharded=t.unsharded + sent[0], buffers=t.buffers + sent[1])
+        return replace(computed, what=t.what), sent
 
     def _owning(self, t: Transient, own: int) -> Transient:
         """The moment with its unit's gradients, unless those are kept as they are."""
@@ -215,6 +214,7 @@ class _Walk:
         """
         last = done == -3
         gradients, whole = self._gradients(done)
+        gradients = gradients if t.kept is None else t.kept
         sizes = {
             "parameters": self.state.parameters,
             "gradients": gradients + (partly if self._builds_up(done) else 0),
