@@ -70,3 +70,11 @@ LOGITS = Levels(info=0.10, warning=0.25)
 #: Bytes at the peak of which nobody knows the owner, and those from before the recording.
 UNATTRIBUTED = Levels(info=0.01, warning=0.20)
 OLDER_MEMORY = Levels(info=0.30, warning=2.0)
+#: Time in which a rank has no pipeline work, of a run of the schedule; what of it stands above the schedule's own bubble.
+BUBBLE = Levels(info=0.02, warning=0.15, critical=0.40)
+BUBBLE_ABOVE_IDEAL = Levels(info=0.03, warning=0.10, critical=0.30)
+#: (slowest - mean) / mean of the work of the ranks of one pipeline for one micro-batch.
+UNEQUAL_STAGES = Levels(info=0.05, warning=0.15)
+#: Most tokens on one rank over the mean; tokens dropped, of all choices of tokens.
+EXPERT_IMBALANCE = Levels(info=1.2, warning=1.5, critical=3.0)
+DROPPED_TOKENS = Levels(info=1e-12, warning=0.01, critical=0.10)

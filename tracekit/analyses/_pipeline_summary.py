@@ -1,0 +1,134 @@
+"""What a whole job's pipeline is: schedule, size, and its bubble beside the one that its schedule cannot avoid."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from tracekit.analyses._pipeline_order import UNKNOWN, replayed_share, schedule_of
+from tracekit.analyses._pipeline_ranges import KINDS
+from tracekit.analyses._pipeline_rows import orders_of
+from tracekit.errors import UsageError
+from tracekit.estimate.pipeline import bubble_share, wall_bubble_share
+from tracekit.job.model import Job
+from tracekit.units import NULL, listed
+
+#: Schedules whose bubble depends on nothing but the number of stages and micro-batches.
+_COUNTED = ("gpipe", "1f1b", "interleaved_1f1b", "forward_only")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """``ranks`` p of one pipeline hold ``virtual`` v stages each. Shares are of the wall time of one run of the schedule; None unknown.
+
+    ``measured``: mean over ranks and runs. ``ideal``: of the schedule with equal stages and messages that take no time, from ``ideal_from``
+    (closed form, or a replay of the order of work). ``equal``, ``replayed``: the order of work replayed with equal stages, and with the
+    mean duration of every stage's pieces. ``ideal_twice``: the ideal with twice the micro-batches.
+    """
+
+    schedule: str
+    source: str
+    axis: str
+    stages: int
+    ranks: int
+    virtual: int
+    micro_batches: int
+    replicas: int
+    runs: int
+    on_device: bool
+    measured: float | None
+    ideal: float | None
+    ideal_from: str
+    ideal_twice: float | None
+    equal: float | None
+    replayed: float | None
+    notes: tuple[str, ...]
+
+
+def summary_of(job: Job, axis: str, pieces: pd.DataFrame, runs: pd.DataFrame, left_out: int, on_device: bool) -> Summary:
+    """Bring together what the manifests say and what the pieces of work show."""
+    said, orders = _said(job), next(orders_of(pieces))
+    held = [sorted({piece.stage for piece in own}) for own in orders.values()]
+    virtual = max(map(len, held))
+    size = next((a.size for a in job.mesh.axes if a.name == axis), 0)
+    seen = {stage for own in held for stage in own}
+    stages = max(_number(said, "stages"), size * virtual, max(seen) + 1)
+    ranks = size or -(-stages // virtual)
+    batches = int(pieces["micro_batch"].max()) + 1
+    schedule, why = schedule_of(orders, stages, batches)
+    notes = [f"the schedule is not told: {why}"] if why and not said else []
+    recorded = str(said.get("schedule", ""))
+    if recorded and schedule not in (recorded, UNKNOWN):
+        notes.append(f"the manifest calls the schedule {recorded}; the order of work is that of {schedule}")
+    means = mean_durations(pieces)
+    equal = replayed_share(orders, lambda piece: _mean(means, piece.kind))
+    replayed = replayed_share(orders, lambda piece: means.get((piece.stage, piece.kind), 0.0))
+    ideal, ideal_from = _ideal(recorded or schedule, ranks, batches, virtual, means)
+    if ideal is None and equal is not None and len(seen) == stages:
+        ideal, ideal_from = equal, "replay of the order of work with equal stages"
+    missing = sorted(set(range(min(stages, 10**4))) - seen)
+    if missing:
+        notes.append(f"no rank with stage {listed(missing)} was read: the measured bubble is a lower bound")
+    if left_out:
+        notes.append(f"{left_out} runs of the schedule were not recorded whole on all their ranks (or have no backward) and are left out")
+    known = runs[(runs["run_ns"] != NULL) & (runs["run_ns"] > 0)]
+    if not len(known):
+        notes.append("the clocks of the hosts could not be aligned: no time between ranks is measured")
+    return Summary(
+        schedule=recorded or schedule,
+        source="manifest" if recorded else "order of work",
+        axis=axis,
+        stages=stages,
+        ranks=ranks,
+        virtual=virtual,
+        micro_batches=batches,
+        replicas=int(pieces["replica"].max()) + 1,
+        runs=len(pieces[["step", "turn"]].drop_duplicates()),
+        on_device=on_device,
+        measured=float((known["bubble_ns"] / known["run_ns"]).mean()) if len(known) else None,
+        ideal=ideal,
+        ideal_from=ideal_from,
+        ideal_twice=_ideal(recorded or schedule, ranks, 2 * batches, virtual, means)[0],
+        equal=equal,
+        replayed=replayed,
+        notes=tuple(notes),
+    )
+
+
+def _said(job: Job) -> dict[str, Any]:
+    return next((dict(w.manifest.pipeline) for w in job.windows if w.manifest is not None and w.manifest.pipeline), {})
+
+
+def _number(said: dict[str, Any], key: str) -> int:
+    """A count that a manifest gives; 0 where it is none that can be true."""
+    value = said.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= 10**6 else 0
+
+
+def mean_durations(pieces: pd.DataFrame) -> dict[tuple[int, str], float]:
+    """(stage, kind) -> mean duration of its pieces [ns], over all ranks and runs."""
+    timed = pieces[pieces["start_ns"] != NULL]
+    means = (timed["end_ns"] - timed["start_ns"]).groupby([timed["stage"], timed["kind"]]).mean()
+    return {(int(stage), KINDS[int(kind)]): float(mean) for (stage, kind), mean in means.items()}  # type: ignore[misc, has-type]
+
+
+def _mean(means: dict[tuple[int, str], float], kind: str) -> float:
+    own = [value for (_, other), value in means.items() if other == kind]
+    return sum(own) / len(own) if own else 0.0
+
+
+def _ideal(schedule: str, p: int, m: int, v: int, means: dict[tuple[int, str], float]) -> tuple[float | None, str]:
+    """(bubble share, where it is from); None where no closed form is known."""
+    if schedule in _COUNTED:
+        return float(wall_bubble_share(p, m, v)), "closed form"
+    if schedule in ("zb_h1", "zb_h2"):
+        try:
+            f, b, w = (_mean(means, kind) for kind in "FIW")
+            return float(bubble_share(schedule, p, m, f, b, w)), "closed form with mean durations"
+        except UsageError:
+            return None, ""
+    return None, ""
+
+
