@@ -1,5 +1,7 @@
 """Tensor and sequence parallel: the reference against finite differences, the shards against the reference, bytes against formulas."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -70,7 +72,7 @@ def sizes(draw):
         kv_heads=kv_heads,
         ffn=t * draw(st.integers(1, 5)),
         causal=draw(st.booleans()),
-        keep_gathered=draw(st.booleans()),
+        library=draw(st.sampled_from(tensor_parallel.LIBRARIES)),
         element_bytes=draw(st.sampled_from([1, 2, 4])),
         seed=draw(st.integers(0, 99)),
     )
@@ -84,7 +86,7 @@ def test_any_sizes_give_the_result_of_one_rank_and_the_bytes_of_the_formulas(arg
 
 
 def test_which_collectives_sequence_parallel_puts_where():
-    done = tensor_parallel.run(Arguments(part="mlp", sequence_parallel=True))
+    done = tensor_parallel.run(Arguments(part="mlp", sequence_parallel=True, library="megatron"))
     table = done.tables[0].frame.set_index("place")
     assert table[["tensor_parallel", "sequence_parallel"]].to_dict("index") == {
         "mlp: input of the column linear": {"tensor_parallel": "nothing", "sequence_parallel": "all_gather"},
@@ -105,7 +107,7 @@ def test_a_layer_has_two_all_reduces_each_way():
     assert {(call.axis, call.purpose) for call in done.calls} == {("tp", "tensor_parallel")}
     sent = done.tables[1].frame.set_index(["part", "mode"])["sent"]
     assert sent["layer", "tensor_parallel"] == 4 * 2 * full * 3 // 4
-    assert sent["layer", "sequence_parallel"] == 10 * full * 3 // 4 + 2 * 6 * 16 * 2 * 3 // 4
+    assert sent["layer", "sequence_parallel"] == 8 * full * 3 // 4 + 2 * 6 * 16 * 2 * 3 // 4
 
 
 def test_moments_of_the_mlp():
@@ -128,13 +130,16 @@ def test_sequence_parallel_keeps_a_share_of_the_tokens():
     assert plain == 4 * shared
 
 
-def test_keeping_the_gathered_input_saves_an_all_gather_a_block():
-    kinds = {}
-    for kept in (False, True):
-        calls = tensor_parallel.run(Arguments(sequence_parallel=True, keep_gathered=kept)).calls
-        kinds[kept] = [call.kind for call in calls if call.purpose == "sequence_parallel"]
-    assert (kinds[False].count("all_gather"), kinds[False].count("reduce_scatter")) == (6, 4)
-    assert (kinds[True].count("all_gather"), kinds[True].count("reduce_scatter")) == (4, 4)
+@pytest.mark.parametrize(("library", "gathers", "sums"), [("dtensor", 4, 6), ("megatron", 6, 1)])
+def test_what_the_libraries_gather_again_and_sum_together(library, gathers, sums):
+    """One all-gather a block more; gradients of two gamma, two beta and two row biases in one buffer."""
+    calls = tensor_parallel.run(Arguments(sequence_parallel=True, library=library)).calls
+    found = Counter((call.kind, call.purpose) for call in calls)
+    assert found == {
+        ("all_gather", "sequence_parallel"): gathers,
+        ("reduce_scatter", "sequence_parallel"): 4,
+        ("all_reduce", "gradient_sync"): sums,
+    }
 
 
 def test_an_error_in_one_rank_is_found(monkeypatch):
@@ -163,6 +168,7 @@ def _shifted(step):
         ({"batch": -1}, "batch -1"),
         ({"seed": -1}, "seed -1"),
         ({"part": "router"}, "no part 'router'"),
+        ({"library": "jax"}, "no library 'jax'"),
         ({"hidden": 1 << 20}, "elements of one array"),
         ({"sequence": 1 << 14}, "elements of one array"),
         ({"hidden": 1024, "sequence": 256}, "multiplications"),

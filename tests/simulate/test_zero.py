@@ -26,10 +26,11 @@ def rows(experiment, title, *columns):
 
 
 def test_model_state_of_16_elements_on_4_ranks():
-    """N = 16, W = 4, P + G + O = 4 + 4 + 8."""
+    """N = 16, W = 4, P + G + O = 4 + 4 + 8. torch deals out whole parameters: two ranks own 8 elements each, two own nothing."""
     assert rows(run(EVEN), "Bytes of a rank", "strategy", "between", "parameter", "gradient", "optimizer_state", "sum") == [
         ["DDP", 192, 64, 64, 128, 256],
         ["ZeRO-1 naive", 96, 64, 64, 32, 160],
+        ["ZeRO-1 torch", 128, 64, 64, 64, 192],
         ["ZeRO-1", 96, 64, 64, 32, 160],
         ["ZeRO-2", 96, 64, 16, 32, 112],
         ["ZeRO-3", 48, 16, 16, 32, 64],
@@ -39,22 +40,27 @@ def test_model_state_of_16_elements_on_4_ranks():
 def test_sixteen_bytes_a_parameter_under_mixed_precision():
     """The ZeRO paper's 2 + 2 + 12: 16 N without sharding, 4 N + 12 N / W, 2 N + 14 N / W, 16 N / W with."""
     state = [size for (size,) in rows(run(replace(EVEN, recipe="mixed")), "Bytes of a rank", "sum")]
-    assert state == [256, 112, 112, 88, 64]
+    assert state == [256, 112, 160, 112, 88, 64]
 
 
 def test_what_each_strategy_sends():
-    """Of 64 B of gradients and 64 B of parameters in 2 micro-batches: 2F, 3F, 2F, 3F, 6F of them, F = 3/4."""
+    """Of 64 B of gradients and 64 B of parameters in 2 micro-batches: 2F, 3F, 2F + F on average, 2F, 3F, 5F of them, F = 3/4.
+
+    With stage 3 the second layer is gathered once a micro-batch: backward begins with it.
+    """
     assert rows(run(EVEN), "What is sent in a step", "strategy", "forward", "backward", "optimizer", "most", "steps") == [
         ["DDP", "none", "2 all_reduce", "none", 96, 12],
         ["ZeRO-1 naive", "none", "2 all_reduce", "2 all_gather", 144, 18],
+        ["ZeRO-1 torch", "none", "2 all_reduce", "2 broadcast", 192, 16],
         ["ZeRO-1", "none", "2 reduce_scatter", "2 all_gather", 96, 12],
         ["ZeRO-2", "none", "4 reduce_scatter", "2 all_gather", 144, 18],
-        ["ZeRO-3", "4 all_gather", "4 all_gather, 4 reduce_scatter", "none", 288, 36],
+        ["ZeRO-3", "4 all_gather", "2 all_gather, 4 reduce_scatter", "none", 240, 30],
     ]
 
 
 def test_with_one_micro_batch_stage_3_sends_one_and_a_half_times_ddp():
-    sent = dict(rows(run(replace(EVEN, micro_batches=1)), "What is sent in a step", "strategy", "most"))
+    """As the paper counts; without --reshard-last the last layer's parameters are gathered once only."""
+    sent = dict(rows(run(replace(EVEN, micro_batches=1, reshard_last="yes")), "What is sent in a step", "strategy", "most"))
     assert sent["ZeRO-1"] == sent["ZeRO-2"] == sent["DDP"]
     assert 2 * sent["ZeRO-3"] == 3 * sent["DDP"]
 
@@ -69,6 +75,8 @@ def test_who_holds_what():
         ["DDP", 1, "all", "all", "all", "all"],
         ["ZeRO-1 naive", 0, "all", "all", "all", own[0]],
         ["ZeRO-1 naive", 1, "all", "all", "all", own[1]],
+        ["ZeRO-1 torch", 0, "all", "all", "all", "W1"],
+        ["ZeRO-1 torch", 1, "all", "all", "all", ""],
         ["ZeRO-1", 0, "all", "all", own[0], own[0]],
         ["ZeRO-1", 1, "all", "all", own[1], own[1]],
         ["ZeRO-2", 0, "all", own[0], own[0], own[0]],
@@ -111,24 +119,37 @@ def test_calls_of_a_step(key):
     found = [(call.kind, call.purpose, call.phase, call.label) for call in experiment.calls]
     reduced = [("layer 2", "layer 1")] * (2 if key in ("zero2", "zero3") else 1)
     scattered = [("reduce_scatter", "gradient_scatter", "backward", unit) for pair in reduced for unit in pair]
-    synchronised = [("all_gather", "parameter_sync", "optimizer", unit) for unit in ("layer 1", "layer 2")]
+    synchronised = [("all_gather", "parameter_sync", "optimizer", unit) for unit in ("layer 2", "layer 1")]
+    owners = [("broadcast", "parameter_sync", "optimizer", name) for name in ("W1", "W2")]
     summed = [("all_reduce", "gradient_sync", "backward", unit) for unit in ("layer 2", "layer 1")]
     micro_batch = [
         ("all_gather", "parameter_gather", "forward", "layer 1"),
         ("all_gather", "parameter_gather", "forward", "layer 2"),
-        ("all_gather", "parameter_gather", "backward", "layer 2"),
-        ("reduce_scatter", "gradient_scatter", "backward", "layer 2"),
         ("all_gather", "parameter_gather", "backward", "layer 1"),
+        ("reduce_scatter", "gradient_scatter", "backward", "layer 2"),
         ("reduce_scatter", "gradient_scatter", "backward", "layer 1"),
     ]
     expected = {
         "ddp": summed,
         "zero1_naive": summed + synchronised,
+        "zero1_torch": summed + owners,
         "zero1": scattered + synchronised,
         "zero2": scattered + synchronised,
         "zero3": micro_batch * 2,
     }
     assert found == expected[key]
+
+
+def test_a_bucket_is_closed_by_the_layer_that_reaches_its_size():
+    """20, 30 and 12 elements of 4 B, from the last layer on: 12 + 30 reach 160 B, the first layer is left for a bucket of its own."""
+    experiment = run(Arguments(strategy="ddp", layers="5x4,6x5,2x6", bias="no", units="bucket", bucket_bytes=160))
+    assert [(call.label, call.full_bytes) for call in experiment.calls] == [("bucket 0", 168), ("bucket 1", 80)]
+
+
+def test_without_prefetch_a_unit_is_gathered_when_its_turn_comes():
+    experiment = run(replace(EVEN, strategy="zero3", micro_batches=1, prefetch="no", reshard_last="yes"))
+    found = [(call.kind, call.label) for call in experiment.calls if call.phase == "backward"]
+    assert found == [(kind, f"layer {layer}") for layer in (2, 1) for kind in ("all_gather", "reduce_scatter")]
 
 
 def test_owners_may_broadcast_what_they_have_updated():
@@ -175,7 +196,10 @@ def test_messages_of_the_moments_are_all_that_was_sent(key):
         Arguments,
         world=st.integers(1, 8),
         bias=st.sampled_from(["yes", "no"]),
-        units=st.sampled_from(["layer", "model"]),
+        units=st.sampled_from(["layer", "model", "bucket"]),
+        bucket_bytes=st.integers(1, 200),
+        prefetch=st.sampled_from(["yes", "no"]),
+        reshard_last=st.sampled_from(["yes", "no"]),
         micro_batches=st.integers(1, 3),
         batch=st.integers(1, 3),
         recipe=st.sampled_from(["fp32", "mixed", "mixed_fp32_gradients"]),

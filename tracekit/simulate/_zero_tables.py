@@ -77,7 +77,7 @@ def _holders(outcomes: Sequence[Outcome]) -> Table:
     rows = []
     for outcome in outcomes:
         for rank in range(outcome.world):
-            own = "; ".join(", ".join(piece.label for piece in layout.pieces[rank]) for layout in outcome.layouts)
+            own = outcome.owned_labels(rank)
             strategy = outcome.strategy
             rows.append(
                 {
@@ -122,7 +122,7 @@ def _communication(outcomes: Sequence[Outcome]) -> Table:
                 "most": max(sent),
                 "total": sum(sent),
                 "steps": outcome.network.steps,
-                "formula": outcome.strategy.sent_formula,
+                "formula": outcome.sent_formula,
             }
         )
     headings = {
@@ -137,6 +137,9 @@ def _communication(outcomes: Sequence[Outcome]) -> Table:
     }
     first = outcomes[0]
     note = f"F = (W-1)/W = {Fraction(first.world - 1, first.world)}, m = {first.micro_batches} micro-batches, N as above."
+    kept = max(outcome.kept_elements for outcome in outcomes)
+    if kept:
+        note += f" L = {kept}: the last unit, with which backward begins, is not freed in between; --reshard-last yes frees it."
     return table("What is sent in a step", rows, headings, note)
 
 

@@ -1,4 +1,4 @@
-"""Which layers of a stack are gathered and freed together: one unit a layer, one for the whole model, or blocks with a root."""
+"""Which layers of a stack are gathered and freed together: one unit a layer, one for the whole model, blocks with a root, or buckets."""
 
 from __future__ import annotations
 
@@ -38,3 +38,16 @@ def units_of(model: LinearStack, way: str) -> tuple[Unit, ...]:
     if last < 2:
         raise UsageError(f"units 'blocks' need at least 3 layers, there are {model.layers}", "add layers, or take units 'layer' or 'model'")
     return (Unit("root", (0, last), True), *(Unit(f"layer {layer + 1}", (layer,), False) for layer in range(1, last)))
+
+
+def buckets_of(model: LinearStack, most_bytes: int, element_bytes: int) -> tuple[Unit, ...]:
+    """Units as DDP fills its buckets: layers from the last on, until one reaches ``most_bytes`` of gradients. In the order of forward."""
+    buckets: list[list[int]] = []
+    filled = most_bytes
+    for layer in reversed(range(model.layers)):
+        if filled >= most_bytes:
+            buckets.append([])
+            filled = 0
+        buckets[-1].insert(0, layer)
+        filled += element_bytes * sum(parameter.elements for parameter in model.layer_parameters(layer))
+    return tuple(Unit(f"bucket {number}", tuple(layers), False) for number, layers in reversed(list(enumerate(buckets))))

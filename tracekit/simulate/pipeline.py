@@ -44,6 +44,7 @@ class Arguments:
     micro_batch_size: int = field(default=1, metadata={"help": "Sequences b of a micro-batch."})
     hidden: int = field(default=16, metadata={"help": "Hidden size h."})
     element_bytes: int = field(default=2, metadata={"help": "Bytes of one element of an activation under way."})
+    rank: int = field(default=0, metadata={"help": "Rank whose sends and receives are listed."})
     seed: int = field(default=0, metadata={"help": "Seed of weights and inputs."})
 
 
@@ -95,7 +96,7 @@ def run(arguments: Arguments) -> Experiment:
         moments=numbers.moments,
         charts=[_gantt(one) for one in simulated],
         checks=checks,
-        calls=numbers.calls[0],
+        calls=numbers.calls[arguments.rank],
         notes=[
             "Bubble ratio is bubble over ideal time, m (F + B + W); bubble share is bubble over wall time. Papers mean either.",
             "F, B and W are times of one micro-batch in all layers of a rank; interleaving divides them over its chunks.",
@@ -118,6 +119,8 @@ def _checked(arguments: Arguments) -> tuple[Fraction, Fraction, Fraction]:
         raise UsageError("forward, backward input and backward weight all take no time", "give at least one of them a time")
     chunks = a.virtual_stages if a.schedule == "interleaved_1f1b" else 1
     estimate.check_schedule(a.schedule, a.stages, a.micro_batches, chunks)
+    if not 0 <= a.rank < a.stages:
+        raise UsageError(f"there is no rank {a.rank} among {a.stages} stages", f"give 0 to {a.stages - 1}")
     bounds.within(a.stages * a.micro_batches * a.virtual_stages, _MOST_PIECES, "forwards of chunks", "take fewer stages or micro-batches")
     activations = a.stages * chunks * a.micro_batches * a.sequence * a.micro_batch_size * a.hidden
     bounds.within(activations, bounds.MOST_ELEMENTS, "elements of activations", "take a smaller hidden size or sequence")

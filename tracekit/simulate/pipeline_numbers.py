@@ -13,6 +13,7 @@ import numpy as np
 
 from tracekit.simulate.experiment import Call, Cell, Moment
 from tracekit.simulate.functions import Float, gelu, gelu_backward
+from tracekit.simulate.pipeline_messages import Post, posts
 from tracekit.simulate.pipeline_order import Placed, Timeline, Work
 from tracekit.simulate.virtual import Network
 
@@ -58,8 +59,8 @@ def unsharded(model: Model) -> tuple[float, Float]:
 class PipelineRun:
     """Carries out the pieces of a timeline. ``loss`` and ``gradient`` are whole once all are done; ``network`` has counted what was sent.
 
-    ``calls[rank]``: sends and receives in the order of the rank's own program: received before the piece that needs it, sent after the one
-    that made it. ``moments``: one for each instant at which a piece ends, unless there would be more than ``most_moments`` (then none).
+    ``calls[rank]``: sends and receives in the order in which the rank's own program posts them. ``moments``: one for each instant at which
+    a piece ends, unless there would be more than ``most_moments`` (then none).
     """
 
     def __init__(self, model: Model, timeline: Timeline, element_bytes: int, most_moments: int) -> None:
@@ -68,7 +69,6 @@ class PipelineRun:
         self.loss = 0.0
         self.gradient = np.zeros_like(model.weights)
         self.moments: list[Moment] = []
-        self.calls: list[list[Call]] = [[] for _ in range(timeline.stages)]
         self._stages = timeline.stages
         self._element_bytes = element_bytes
         self._arrived: dict[Work, Float] = {}  # what a piece was handed: the activation of an F, the gradient of a backward
@@ -76,6 +76,8 @@ class PipelineRun:
         instants = _instants(timeline.pieces)
         for pieces in instants:
             self._instant(pieces, pictured=len(instants) <= most_moments)
+        size = model.inputs[0].size * element_bytes
+        self.calls = [[_call(post, size) for post in mine] for mine in posts(timeline, self._chunks)]
 
     def _instant(self, pieces: Sequence[Placed], pictured: bool) -> None:
         before = len(self.network.messages)
@@ -110,12 +112,12 @@ class PipelineRun:
 
     def _forward(self, work: Work) -> None:
         _, chunk, j = work
-        x = self.model.inputs[j] if chunk == 0 else self._take(work, chunk - 1)
+        x = self.model.inputs[j] if chunk == 0 else self._arrived.pop(work)
         z = x @ self.model.weights[chunk]
         self._saved[chunk, j] = {"x": x, "z": z}
         y = gelu(z)
         if chunk + 1 < self._chunks:
-            self._arrived[Work("F", chunk + 1, j)] = self._hand_on(chunk, chunk + 1, y, f"activation {j}", "forward")
+            self._arrived[Work("F", chunk + 1, j)] = self._hand_on(chunk, chunk + 1, y, f"activation {j}")
             return
         difference = y - self.model.targets[j]
         self.loss += 0.5 * float((difference**2).sum()) / self.model.tokens
@@ -124,29 +126,17 @@ class PipelineRun:
     def _backward_input(self, work: Work) -> None:
         _, chunk, j = work
         saved = self._saved[chunk, j]
-        saved["dz"] = gelu_backward(saved.pop("z"), self._take(Work("B", chunk, j), chunk + 1))
+        saved["dz"] = gelu_backward(saved.pop("z"), self._arrived.pop(Work("B", chunk, j)))
         if chunk:
             dx = saved["dz"] @ self.model.weights[chunk].T
-            self._arrived[Work("B", chunk - 1, j)] = self._hand_on(chunk, chunk - 1, dx, f"gradient {j}", "backward")
+            self._arrived[Work("B", chunk - 1, j)] = self._hand_on(chunk, chunk - 1, dx, f"gradient {j}")
 
-    def _hand_on(self, source: int, target: int, array: Float, label: str, phase: str) -> Float:
+    def _hand_on(self, source: int, target: int, array: Float, label: str) -> Float:
         """The copy of the rank that holds chunk ``target``. Nothing is counted between chunks of one rank."""
         ranks = source % self._stages, target % self._stages
         if ranks[0] == ranks[1]:
             return array
-        self._called("send", ranks[0], array, phase, label)
         return np.asarray(self.network.send(*ranks, array, label), np.float64)
-
-    def _take(self, work: Work, source: int) -> Float:
-        """What chunk ``source`` left for ``work``; a chunk beyond the last is the loss, which sends nothing."""
-        array = self._arrived.pop(work)
-        if source < self._chunks and source % self._stages != work.chunk % self._stages:
-            phase, what = ("forward", "activation") if work.kind == "F" else ("backward", "gradient")
-            self._called("recv", work.chunk % self._stages, array, phase, f"{what} {work.micro_batch}")
-        return array
-
-    def _called(self, kind: str, rank: int, array: Float, phase: str, label: str) -> None:
-        self.calls[rank].append(Call(kind, "pp", "pipeline", array.size * self._element_bytes, phase, label))
 
     def _cells(self, rank: int) -> list[Cell]:
         """What ``rank`` keeps for its backwards, and what has arrived and waits."""
@@ -169,6 +159,11 @@ class PipelineRun:
                 size = array.size * self._element_bytes
                 cells.append(Cell(f"{what} {work.micro_batch} waits", "buffer", size, f"for {work.kind} of chunk {work.chunk}"))
         return cells
+
+
+def _call(post: Post, size: int) -> Call:
+    phase, what = ("forward", "activation") if post.made_by.kind == "F" else ("backward", "gradient")
+    return Call(post.kind, "pp", "pipeline", size, phase, f"{what} {post.made_by.micro_batch}")
 
 
 def work_label(work: Work, stages: int, chunks: int) -> str:

@@ -131,7 +131,7 @@ def simulate(schedule: str, p: int, m: int, v: int, f: Fraction, b: Fraction, w:
         for rank, mine in enumerate(orders):
             while nexts[rank] < len(mine):
                 work = mine[nexts[rank]]
-                needs = _needs(work, p * v, backward)
+                needs = needs_of(work, p * v, backward)
                 if not all(need in ends for need in needs):
                     break
                 start = max([clocks[rank], *(ends[need] for need in needs)])
@@ -143,7 +143,8 @@ def simulate(schedule: str, p: int, m: int, v: int, f: Fraction, b: Fraction, w:
     return Timeline(sorted(pieces, key=lambda piece: piece.end), p)
 
 
-def _needs(work: Work, chunks: int, backward: Kind) -> list[Work]:
+def needs_of(work: Work, chunks: int, backward: Kind) -> list[Work]:
+    """The pieces that have to be done before ``work``; ``backward`` is the kind that hands a gradient on."""
     if work.kind == "W":
         return [Work("B", work.chunk, work.micro_batch)]
     if work.kind == "F":

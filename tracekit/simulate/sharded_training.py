@@ -2,7 +2,7 @@
 
 The order of a step, u the unit of a layer (torch.distributed.fsdp; the root is gathered first and, unless asked otherwise, kept):
 
-    forward    for each layer:            all-gather u if it is not there, compute, free u
+    forward    for each layer:            all-gather u if it is not there, compute; after the last layer of u: free u
     backward   for each layer backwards:  all-gather u if it is not there, [prefetch: all-gather the unit that follows], compute;
                                           after the first layer of u: free u, reduce-scatter its gradients
     optimizer  Adam on every shard
@@ -93,7 +93,7 @@ class ShardedTraining:
             self.shards.gather(unit.name, "forward")
             self._compute.forward(layer, self._values(unit))
             self.holdings.record(f"forward: layer {layer + 1}", f"h{layer + 1} is computed from h{layer}; both stay for backward.")
-            if not unit.root and unit.name not in self.rules.keep_after_forward:
+            if layer == unit.layers[-1] and not unit.root and unit.name not in self.rules.keep_after_forward:
                 self.shards.free(unit.name, "forward")
         for unit in self.units:
             if unit.root and unit.name not in self.rules.keep_after_forward:

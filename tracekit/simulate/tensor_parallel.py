@@ -23,6 +23,7 @@ EXAMPLE = "tracekit simulate tensor-parallel --tp 4 --part mlp --sequence-parall
 
 PARTS = ("column", "row", "mlp", "attention", "layer")
 MODES = ("tensor_parallel", "sequence_parallel")
+LIBRARIES = ("dtensor", "megatron")
 #: Full-size collectives of each part: (mode, kind) -> calls of s b h elements. Sums of small gradients (``_SMALL``) come on top.
 _CALLS = {
     "column": {("tensor_parallel", "all_reduce"): 1, ("sequence_parallel", "all_gather"): 2, ("sequence_parallel", "reduce_scatter"): 1},
@@ -33,7 +34,7 @@ _CALLS["attention"] = _CALLS["mlp"]
 _CALLS["layer"] = {key: 2 * count for key, count in _CALLS["mlp"].items()}
 #: All-gathers of a column linear's input in backward, which keeping it saves.
 _GATHERED_AGAIN = {"column": 1, "row": 0, "mlp": 1, "attention": 1, "layer": 2}
-#: Vectors of h elements whose gradients sequence parallel adds up in one all-reduce: row biases, and gamma and beta of both norms.
+#: Vectors of h elements whose gradients sequence parallel adds up: row biases, and gamma and beta of both norms.
 _SMALL = {"column": 0, "row": 1, "mlp": 1, "attention": 1, "layer": 6}
 
 
@@ -44,9 +45,11 @@ class Arguments:
     tp: int = field(default=2, metadata={"help": "Tensor-parallel ranks t."})
     part: str = field(default="layer", metadata={"help": "Part that is shown step by step.", "choices": PARTS})
     sequence_parallel: bool = field(default=False, metadata={"help": "Show the steps with sequence parallel."})
-    keep_gathered: bool = field(
-        default=False, metadata={"help": "With sequence parallel keep the gathered inputs for backward (as DTensor; else as Megatron)."}
-    )
+    library: str = field(
+        default="dtensor",
+        metadata={"help": "Whose sequence parallel: dtensor keeps gathered inputs for backward and sums gradients of norms and row biases "
+                  "one by one; megatron gathers again, and sums them in one buffer.", "choices": LIBRARIES},
+    )  # fmt: skip
     sequence: int = field(default=8, metadata={"help": "Tokens s of a sequence."})
     batch: int = field(default=2, metadata={"help": "Sequences b."})
     hidden: int = field(default=16, metadata={"help": "Hidden size h."})
@@ -70,7 +73,7 @@ class _Sizes:
     kv_heads: int
     ffn: int
     element_bytes: int
-    keep_gathered: bool
+    megatron: bool
 
     @property
     def full_bytes(self) -> int:
@@ -124,8 +127,8 @@ def run(arguments: Arguments) -> Experiment:
         checks=[check for one in done.values() for check in (*_error_checks(one), *_sent_checks(one, sizes))],
         calls=chosen.ranks.network.calls(0),
         notes=[
-            "With sequence parallel a column linear's input is gathered again in backward, unless it is kept: one all-gather a block more "
-            "than the all-reduces cost.",
+            "With sequence parallel, Megatron gathers a column linear's input again in backward, one all-gather a block more than the "
+            "all-reduces cost; DTensor keeps it.",
             "Bytes are those of the element size given; NumPy computes in 64 bits, so that errors show rounding and nothing else.",
         ],
     )
@@ -136,8 +139,9 @@ def _checked(a: Arguments) -> _Sizes:
     bounds.at_least(0, a, "kv_heads", "ffn", "seed")
     bounds.element_bytes(a)
     bounds.one_of(PARTS, a, "part")
+    bounds.one_of(LIBRARIES, a, "library")
     kv_heads, ffn = a.kv_heads or a.heads, a.ffn or 4 * a.hidden
-    sizes = _Sizes(a.tp, a.sequence, a.batch, a.hidden, a.heads, kv_heads, ffn, a.element_bytes, a.keep_gathered)
+    sizes = _Sizes(a.tp, a.sequence, a.batch, a.hidden, a.heads, kv_heads, ffn, a.element_bytes, a.library == "megatron")
     if sizes.h % sizes.heads:
         raise UsageError(f"{sizes.heads} heads do not divide the hidden size {sizes.h}", "choose a multiple of the heads")
     if sizes.heads % sizes.kv_heads:
@@ -174,7 +178,7 @@ def _model(sizes: _Sizes, a: Arguments) -> _Model:
 
 
 def _run_part(part: str, mode: str, model: _Model, sizes: _Sizes) -> _Done:
-    ranks = Ranks(sizes.t, mode == "sequence_parallel", sizes.element_bytes, sizes.keep_gathered)
+    ranks = Ranks(sizes.t, mode == "sequence_parallel", sizes.element_bytes, sizes.megatron)
     mlp, x, dy = model.mlp, model.x, model.dy
     found: Step
     wanted: Step
@@ -216,7 +220,7 @@ def _error_checks(one: _Done) -> list[Check]:
 def _full_calls(part: str, mode: str, sizes: _Sizes) -> int:
     """Calls of s b h elements, an all-reduce counted twice: it is a reduce-scatter and an all-gather."""
     count = sum(n * (2 if kind == "all_reduce" else 1) for (of, kind), n in _CALLS[part].items() if of == mode)
-    kept = mode == "sequence_parallel" and sizes.keep_gathered
+    kept = mode == "sequence_parallel" and not sizes.megatron
     return count - (_GATHERED_AGAIN[part] if kept else 0)
 
 
@@ -228,8 +232,10 @@ def _expected_sent(part: str, mode: str, sizes: _Sizes) -> int:
 
 def _expected_steps(part: str, mode: str, sizes: _Sizes) -> int:
     """Logical steps: t-1 for each all-gather and reduce-scatter, 2(t-1) for an all-reduce."""
-    small = 2 if mode == "sequence_parallel" and _SMALL[part] else 0
-    return (_full_calls(part, mode, sizes) + small) * (sizes.t - 1)
+    small = 0
+    if mode == "sequence_parallel":
+        small = min(1, _SMALL[part]) if sizes.megatron else _SMALL[part]
+    return (_full_calls(part, mode, sizes) + 2 * small) * (sizes.t - 1)
 
 
 def _sent_checks(one: _Done, sizes: _Sizes) -> list[Check]:

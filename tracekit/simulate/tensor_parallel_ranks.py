@@ -35,12 +35,14 @@ Indices = npt.NDArray[np.int64]
 class Ranks(PicturedRanks):
     """Tensor-parallel ranks, with or without sequence parallel.
 
-    ``keep_gathered``: what a column linear gathered is kept for backward, as DTensor does; else it is gathered again, as Megatron does.
+    ``megatron``: with sequence parallel, what a column linear gathered is gathered again in backward, and small gradients are summed in one
+    buffer, as Megatron does; else it is kept, and they are summed one by one, as DTensor does.
     """
 
-    def __init__(self, t: int, sequence_parallel: bool, element_bytes: int, keep_gathered: bool = False) -> None:
+    def __init__(self, t: int, sequence_parallel: bool, element_bytes: int, megatron: bool = False) -> None:
         super().__init__(t, element_bytes)
-        self.keep_gathered = keep_gathered and sequence_parallel
+        self.keep_gathered = sequence_parallel and not megatron
+        self._in_one_buffer = megatron
         self.sequence_parallel = sequence_parallel
         self._purpose = "sequence_parallel" if sequence_parallel else "tensor_parallel"
 
@@ -73,12 +75,20 @@ class Ranks(PicturedRanks):
         return [np.asarray(array, np.float64) for array in found]
 
     def add_gradients(self, gradients: Sequence[Gradients], names: Sequence[str]) -> None:
-        """All-reduce, as one buffer, the gradients of weights that every rank has but computed from its own tokens only."""
-        if not self.sequence_parallel or not names:
+        """All-reduce the gradients of weights that every rank has but computed from its own tokens only."""
+        if not self.sequence_parallel:
+            return
+        if self._in_one_buffer:
+            self._add_together(gradients, names, "gradients of norms and row biases")
+            return
+        for name in names:
+            self._add_together(gradients, [name], f"gradient of {name}")
+
+    def _add_together(self, gradients: Sequence[Gradients], names: Sequence[str], label: str) -> None:
+        if not names:
             return
         flat = [np.concatenate([mine[name] for name in names]) for mine in gradients]
-        label = "gradients of norms and row biases"
-        summed = self.network.all_reduce(flat, self.group, axis="tp", purpose="tensor_parallel", phase="backward", label=label)
+        summed = self.network.all_reduce(flat, self.group, axis="tp", purpose="gradient_sync", phase="backward", label=label)
         ends = np.cumsum([gradients[0][name].size for name in names])[:-1].tolist()
         for mine, buffer in zip(gradients, summed, strict=True):
             mine |= dict(zip(names, np.split(np.asarray(buffer, np.float64), ends), strict=True))

@@ -17,9 +17,9 @@ from tracekit.simulate.adam import Adam
 from tracekit.simulate.experiment import Experiment, Moment
 from tracekit.simulate.flat_parameter import flat_layout
 from tracekit.simulate.linear_model import LinearStack, Values, batches, layers_from_text, train_in_one_process
-from tracekit.simulate.model_units import units_of
+from tracekit.simulate.model_units import buckets_of, units_of
 from tracekit.simulate.zero_strategies import RECIPES, STRATEGIES, Strategy
-from tracekit.simulate.zero_training import Results, ZeroTraining
+from tracekit.simulate.zero_training import Results, Rules, ZeroTraining
 from tracekit.units import format_bytes
 
 TITLE = "ZeRO: what can be sharded, and what it costs"
@@ -34,7 +34,7 @@ class Arguments:
 
     strategy: str = field(
         default="all",
-        metadata={"help": "Which strategy; zero1_naive all-reduces where zero1 reduce-scatters.",
+        metadata={"help": "Which strategy; zero1_naive all-reduces where zero1 reduce-scatters, zero1_torch owns whole parameters.",
                   "choices": ("all", *(strategy.key for strategy in STRATEGIES))},
     )  # fmt: skip
     world: int = field(default=4, metadata={"help": "Ranks of the data-parallel group."})
@@ -42,9 +42,10 @@ class Arguments:
     bias: str = field(default="yes", metadata={"help": "Whether the layers have biases.", "choices": ("yes", "no")})
     units: str = field(
         default="layer",
-        metadata={"help": "What is partitioned, reduced and gathered together: each layer, or the whole model.",
-                  "choices": ("layer", "model")},
+        metadata={"help": "What is partitioned, reduced and gathered together: each layer, the whole model, or buckets of layers as "
+                  "backward fills them.", "choices": ("layer", "model", "bucket")},
     )  # fmt: skip
+    bucket_bytes: int = field(default=128, metadata={"help": "With buckets: the gradient that reaches so many bytes closes one."})
     micro_batches: int = field(default=2, metadata={"help": "Micro-batches of a step; their gradients are accumulated."})
     batch: int = field(default=2, metadata={"help": "Samples of a micro-batch on each rank."})
     recipe: str = field(
@@ -55,6 +56,14 @@ class Arguments:
     naive_sync: str = field(
         default="all_gather",
         metadata={"help": "How zero1_naive hands updated parameters on.", "choices": ("all_gather", "broadcast")},
+    )
+    prefetch: str = field(
+        default="yes",
+        metadata={"help": "zero3: gather the unit that follows in backward before the present one computes.", "choices": ("yes", "no")},
+    )
+    reshard_last: str = field(
+        default="no",
+        metadata={"help": "zero3: free the last unit after forward too, though backward begins with it.", "choices": ("yes", "no")},
     )
     steps: int = field(default=1, metadata={"help": "Training steps; the picture shows the first."})
     seed: int = field(default=0, metadata={"help": "Seed of parameters and samples."})
@@ -83,7 +92,7 @@ def run(arguments: Arguments) -> Experiment:
 
 def _model(arguments: Arguments) -> LinearStack:
     """The model, after everything was found sensible."""
-    for name, most in (("world", MOST_RANKS), ("micro_batches", 16), ("batch", 1024), ("steps", 20)):
+    for name, most in (("world", MOST_RANKS), ("micro_batches", 16), ("batch", 1024), ("bucket_bytes", 2**40), ("steps", 20)):
         value = getattr(arguments, name)
         if not 1 <= value <= most:
             raise UsageError(f"--{name.replace('_', '-')} {value}", f"give 1 to {most}")
@@ -105,12 +114,14 @@ def _model(arguments: Arguments) -> LinearStack:
 
 
 def _train(arguments: Arguments, model: LinearStack, strategy: Strategy) -> Outcome:
-    units = units_of(model, arguments.units)
-    layouts = [flat_layout(unit.name, unit.parameters(model), arguments.world) for unit in units]
     recipe, adam = RECIPES[arguments.recipe], Adam()
+    by_bucket = arguments.units == "bucket"
+    units = buckets_of(model, arguments.bucket_bytes, recipe.gradient) if by_bucket else units_of(model, arguments.units)
+    layouts = [flat_layout(unit.name, unit.parameters(model), arguments.world) for unit in units]
     data = batches(model, arguments.world * arguments.batch * arguments.micro_batches, arguments.steps, arguments.seed)
     reference = train_in_one_process(model, data, adam, arguments.seed)
-    training = ZeroTraining(model, units, layouts, strategy, recipe, adam, arguments.naive_sync == "broadcast")
+    rules = Rules(arguments.naive_sync == "broadcast", arguments.prefetch == "yes", arguments.reshard_last == "yes")
+    training = ZeroTraining(model, units, layouts, strategy, recipe, adam, rules)
     training.start(model.initial(arguments.seed))
     moments: Sequence[Moment] = ()
     results: list[Results] = []
@@ -122,10 +133,9 @@ def _train(arguments: Arguments, model: LinearStack, strategy: Strategy) -> Outc
         if number == 1:
             moments, network, local = tuple(training.holdings.moments), training.network, training.local
         training.holdings.moments.clear()
-    broadcast = strategy.key == "zero1_naive" and arguments.naive_sync == "broadcast"
-    return Outcome(
-        strategy, recipe, model, units, layouts, arguments.micro_batches, broadcast, moments, network, local, results, reference
-    )
+    broadcast = strategy.whole_parameters or (strategy.key == "zero1_naive" and rules.broadcast)
+    done = (moments, network, local, results, reference)
+    return Outcome(strategy, recipe, model, units, layouts, arguments.micro_batches, broadcast, not rules.reshard_last, *done)
 
 
 def _named(outcome: Outcome, several: bool) -> list[Moment]:

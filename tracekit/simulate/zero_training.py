@@ -15,8 +15,22 @@ from tracekit.simulate.linear_model import Batch, LinearStack, Values
 from tracekit.simulate.model_units import Unit
 from tracekit.simulate.shard_layout import ShardLayout
 from tracekit.simulate.virtual import Network
+from tracekit.simulate.zero_owners import OwnerUnits
 from tracekit.simulate.zero_strategies import Recipe, Strategy
 from tracekit.simulate.zero_units import ZeroUnits
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Choices within a strategy.
+
+    ``broadcast``: the naive stage 1 sends updated parameters by broadcasts. Of stage 3: ``prefetch`` gathers the unit that backward needs
+    next before the present one computes; ``reshard_last`` frees the last unit after forward, though backward begins with it.
+    """
+
+    broadcast: bool
+    prefetch: bool
+    reshard_last: bool
 
 
 @dataclass(frozen=True)
@@ -43,11 +57,14 @@ class ZeroTraining:
         strategy: Strategy,
         recipe: Recipe,
         adam: Adam,
-        broadcast: bool,
+        rules: Rules,
     ) -> None:
-        self.model, self.adam = model, adam
+        self.model, self.adam, self.rules = model, adam, rules
         self.holdings = Holdings(layouts[0].world)
-        self.shards = ZeroUnits(layouts, strategy, recipe, self.holdings, broadcast)
+        if strategy.whole_parameters:
+            self.shards: ZeroUnits = OwnerUnits(layouts, strategy, recipe, self.holdings)
+        else:
+            self.shards = ZeroUnits(layouts, strategy, recipe, self.holdings, rules.broadcast)
         self.local: list[Values] = []
         self._compute = LayerCompute(model, self.holdings, recipe.parameter)
         self._unit_of = {layer: unit for unit in units for layer in unit.layers}
@@ -96,7 +113,8 @@ class ZeroTraining:
             self.shards.gather(unit.name, f"{when}forward", "forward")
             self._compute.forward(layer, self._values(unit))
             self.holdings.record(f"{when}forward: layer {layer + 1}", f"h{layer + 1} is computed and kept for backward.")
-            if layer == unit.layers[-1]:
+            last = layer == self.model.layers - 1
+            if layer == unit.layers[-1] and (self.rules.reshard_last or not last):
                 self.shards.release(unit.name)
         self._compute.loss()
 
@@ -104,6 +122,9 @@ class ZeroTraining:
         for layer in reversed(range(self.model.layers)):
             unit = self._unit_of[layer]
             self.shards.gather(unit.name, f"{when}backward", "backward")
+            following = [self._unit_of[before] for before in reversed(range(layer)) if self._unit_of[before] is not unit]
+            if self.rules.prefetch and following:
+                self.shards.gather(following[0].name, f"{when}backward", "backward")
             for rank, gradients in enumerate(self._compute.backward(layer, self._values(unit))):
                 self.shards.put_gradients(rank, gradients)
                 for name, gradient in gradients.items():

@@ -14,8 +14,6 @@ from tracekit.simulate.shard_layout import Array, Piece, ShardLayout
 from tracekit.simulate.virtual import Network
 from tracekit.simulate.zero_strategies import STATE_BYTES, Recipe, Strategy
 
-AXIS = "dp"
-
 
 class ZeroUnits:
     """Parameters, gradients and optimizer state of all units on all ranks. Layouts are flat.
@@ -31,15 +29,21 @@ class ZeroUnits:
 
     def start(self, values: Values) -> None:
         """Every rank keeps what the strategy leaves it of ``values``, and optimizer state for what it updates."""
+        self._start_parameters(values)
+        for unit, layout in self.layouts.items():
+            packed = layout.pack(values)
+            for rank in range(self.world):
+                place, pieces = self._part(layout, rank, self.strategy.owned_optimizer)
+                for name in self.recipe.state:
+                    state = packed[place].copy() if name == "master" else np.zeros_like(packed[place])
+                    self._put(rank, f"{name} {unit}", state, pieces, "optimizer_state", STATE_BYTES, f"{name} ")
+
+    def _start_parameters(self, values: Values) -> None:
         for unit, layout in self.layouts.items():
             packed = layout.pack(values)
             for rank in range(self.world):
                 place, pieces = self._part(layout, rank, self.strategy.owned_parameters)
                 self._put(rank, f"parameter {unit}", packed[place].copy(), pieces, "parameter", self.recipe.parameter)
-                place, pieces = self._part(layout, rank, self.strategy.owned_optimizer)
-                for name in self.recipe.state:
-                    state = packed[place].copy() if name == "master" else np.zeros_like(packed[place])
-                    self._put(rank, f"{name} {unit}", state, pieces, "optimizer_state", STATE_BYTES, f"{name} ")
 
     def values(self, rank: int, unit: str) -> Values:
         """The full parameters of a unit on a rank, as views."""
@@ -100,9 +104,9 @@ class ZeroUnits:
         self.holdings.record("update", f"Each rank updates {whose}.")
 
     def synchronise(self) -> None:
-        """After the update every rank gets the parameters that others have updated, if it keeps them."""
+        """After the update every rank gets the parameters that others have updated, if it keeps them: units as backward reduced them."""
         if self.strategy.owned_optimizer and not self.strategy.owned_parameters:
-            for unit in self.layouts:
+            for unit in reversed(self.layouts):
                 self._synchronise(unit)
 
     def drop_gradients(self) -> None:
@@ -134,10 +138,10 @@ class ZeroUnits:
         return joined
 
     def _part(self, layout: ShardLayout, rank: int, owned: bool) -> tuple[slice, Sequence[Piece]]:
-        """(place in the flat vector, pieces) of what ``rank`` owns, or of the whole; DDP needs no padding."""
+        """(place in the flat vector, pieces) of what ``rank`` owns, or of the whole, with padding where it is ever cut."""
         if owned:
             return slice(rank * layout.shard_elements, (rank + 1) * layout.shard_elements), layout.pieces[rank]
-        if self.strategy.owned_optimizer:
+        if self.strategy.cut:
             return slice(None), layout.gathered
         return slice(0, layout.elements), [piece for piece in layout.gathered if piece.parameter is not None]
 
@@ -153,7 +157,7 @@ class ZeroUnits:
         sums = self.network.all_reduce(
             self._all(name),
             range(self.world),
-            axis=AXIS,
+            axis=self.strategy.axis,
             purpose="gradient_sync",
             phase="backward",
             label=layout.name,
@@ -173,7 +177,7 @@ class ZeroUnits:
         sums = self.network.reduce_scatter(
             self._all(name),
             range(self.world),
-            axis=AXIS,
+            axis=self.strategy.axis,
             purpose="gradient_scatter",
             phase="backward",
             label=layout.name,
@@ -218,7 +222,7 @@ class ZeroUnits:
         parts = [self._owned(rank, name, self.layouts[unit]) for rank in range(self.world)]
         width = self.recipe.parameter
         found = self.network.all_gather(
-            parts, range(self.world), axis=AXIS, purpose=purpose, phase=phase, label=unit, element_bytes=width
+            parts, range(self.world), axis=self.strategy.axis, purpose=purpose, phase=phase, label=unit, element_bytes=width
         )
         return [np.asarray(array, np.float64) for array in found]
 
@@ -231,7 +235,7 @@ class ZeroUnits:
                 own,
                 range(self.world),
                 root,
-                axis=AXIS,
+                axis=self.strategy.axis,
                 purpose="parameter_sync",
                 phase="optimizer",
                 label=unit,
