@@ -80,6 +80,26 @@ def test_peaks_of_torch_in_bf16(case):
     assert abs(predicted[2] - measured[2]) < SCALARS
 
 
+@pytest.mark.parametrize(
+    ("schedule", "role", "measured", "optimizer"),
+    [("1f1b", 0, 26_543_104, 13_678_612), ("1f1b", 1, 20_128_276, 13_614_120), ("gpipe", 0, 33_761_792, 13_678_612)],
+)
+def test_peaks_of_pipeline_stages(schedule, role, measured, optimizer):
+    """(torch) Two stages of 3 layers, 4 micro-batches: outputs wait for their backward, logits as well; gradients add up in place.
+
+    Buffers for receiving are there from the start, so that they are not in the figures.
+    """
+    batch = Batch(micro_batch=2, micro_batches=4)
+    plan = Plan(mesh=MeshSizes(pp=2), strategy=Strategy("none"), recipe=RECIPES["fp32"], batch=batch, schedule=schedule, **CPU)
+    memory = estimate(WORKLOAD, plan, hardware("h100")).roles[role].memory
+    buffers = 4 * 2 * 64 * 256 * 4
+    start = memory.state.parameters + memory.state.optimizer_state + buffers
+    step = max((m for m in memory.moments if m.phase != "optimizer"), key=lambda m: m.total)
+    assert step.bytes["communication_buffers"] == buffers
+    assert abs(step.total - start - step.bytes["inputs"] - measured) < SCALARS
+    assert abs(memory.moments[-1].total - start - optimizer) < SCALARS
+
+
 ZERO = [
     # ZeRO-1 of torch on top of DDP; ZeRO-2 and ZeRO-3 as ``workloads/`` write them, over 4 ranks
     ({"name": "zero1", "padding": "torch_zero", "bucket_cap_mb": 0.5}, 15_592_456, 21_132_296, 24_146_956),
@@ -187,18 +207,22 @@ def test_steps_of_a_recorded_unit():
 
 
 def test_first_stage_holds_most_micro_batches():
-    """1F1B keeps p - i micro-batches on stage i, GPipe all of them; interleaving keeps 2(p-1)+(v-1)p+1 chunks of half a stage."""
+    """1F1B keeps p - i micro-batches on stage i, GPipe all of them; interleaving keeps 2(p-1)+(v-1)p+1 chunks of half a stage.
+
+    Beside what is saved, each has its output, the stage's gift to the next one.
+    """
     shape = replace(WORKLOAD, layers=8)
 
     def saved(schedule: str, virtual: int = 1) -> list[float]:
         plan = Plan(mesh=MeshSizes(pp=4), batch=Batch(micro_batches=8), schedule=schedule, virtual_stages=virtual, **CPU)
-        one = sum(chunk_activations(shape, plan, 1)[-1].saved.values())
+        chunk = chunk_activations(shape, plan, 1)[-1]
+        one = sum(chunk.saved.values()) + chunk.stream
         roles = [role for role in estimate(shape, plan, hardware("h100")).roles if role.name != "last"]
         return [max(m.bytes["activations"] for m in role.memory.moments) / one for role in roles]
 
-    assert saved("1f1b") == pytest.approx([4, 3], abs=0.01)
-    assert saved("gpipe") == pytest.approx([8, 8], abs=0.01)
-    assert saved("interleaved_1f1b", 2)[0] == pytest.approx(2 * 3 + 4 + 1, abs=0.01)
+    assert saved("1f1b") == pytest.approx([4, 3], abs=0.03)
+    assert saved("gpipe") == pytest.approx([8, 8], abs=0.03)
+    assert saved("interleaved_1f1b", 2)[0] == pytest.approx(2 * 3 + 4 + 1, abs=0.06)
 
 
 def test_full_recomputation_brings_one_layer_back():

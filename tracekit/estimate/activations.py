@@ -52,7 +52,8 @@ class Activations:
     ``saved`` from forward to backward; ``stream``: what one unit hands to the next; ``embedding``: the gradient of
     the embedding's output; ``backward`` the moments of a unit's backward, with
     what is computed again for it. ``logits_saved`` stays from the loss to its backward, ``logits_forward`` and ``logits_backward`` are the
-    most that logits, their copies and gradients take in each, ``logits_gradient`` what is left for the head's backward. ``inputs``: token
+    most that logits, their copies and gradients take in each, ``logits_gradient`` what is left for the head's backward,
+    ``logits_output`` the logits themselves, which a pipeline's last stage keeps as its output. ``inputs``: token
     ids and targets.
     """
 
@@ -64,6 +65,7 @@ class Activations:
     logits_forward: int = 0
     logits_backward: int = 0
     logits_gradient: int = 0
+    logits_output: int = 0
     inputs: int = 0
 
 
@@ -242,15 +244,15 @@ def stage_activations(shape: ModelShape, plan: Plan, layers: list[int], first: b
     return Activations(saved, stream, embedding, backward, *_logits(shape, plan), inputs)
 
 
-def _logits(shape: ModelShape, plan: Plan) -> tuple[int, int, int, int]:
-    """(saved, most in forward, most in backward, gradient for the head) of logits [bytes].
+def _logits(shape: ModelShape, plan: Plan) -> tuple[int, int, int, int, int]:
+    """(saved, most in forward, most in backward, gradient for the head, output) of logits [bytes].
 
     Forward: logits as computed, a copy in fp32 where they are not, and their log-softmax, which is saved. Backward: that, its gradient and
     the gradient of what it was made of, 12 T V bytes; then one gradient in the type of the logits. A fused loss holds the saved tensor.
     """
     full, own = logits_bytes(shape, plan, FULL), logits_bytes(shape, plan, plan.recipe.autograd)
     if plan.fused_loss:
-        return full, full, full, full
-    held = own if plan.keeps_logits else 0
+        return full, full, full, full, 0
+    held = own if plan.keeps_logits or plan.mesh.pp > 1 else 0
     forward = full + own + (full if plan.recipe.autograd != FULL else 0)
-    return full + held, forward, 3 * full + held, own + held
+    return full, forward, 3 * full + held, own + held, own

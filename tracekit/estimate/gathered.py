@@ -116,12 +116,20 @@ class Bucketed(Sharding):
     """
 
     def __init__(
-        self, plan: Plan, places: Sequence[UnitBytes], root: UnitBytes | None, root_early: int, buckets: Sequence[int], keeps_whole: bool
+        self,
+        plan: Plan,
+        places: Sequence[UnitBytes],
+        root: UnitBytes | None,
+        root_early: int,
+        buckets: Sequence[int],
+        keeps_whole: bool,
+        first: bool,
     ) -> None:
         super().__init__(plan, places, root, root_early)
         self.ends = list(accumulate(buckets))
         self.buckets = buckets
         self.keeps_whole = keeps_whole
+        self.first = first
 
     def between(self, before: int, now: int) -> tuple[Transient, Transient | None]:
         """What there is while backward brings its gradients from ``before`` to ``now`` bytes.
@@ -139,7 +147,7 @@ class Bucketed(Sharding):
 
     def _kept(self, count: int) -> int | None:
         """Bytes of the shards of the first buckets; None where gradients stay whole, or are there from an earlier micro-batch."""
-        if self.keeps_whole or self.plan.batch.micro_batches > 1:
+        if self.keeps_whole or not self.first:
             return None
         recipe, w = self.plan.recipe, self.plan.shard
         return sum(-(-(size // recipe.reduce) // w) for size in self.buckets[:count]) * recipe.gradients

@@ -90,23 +90,37 @@ class _Walk:
         units = units_of(parameters, plan, shard_rank)
         self.state = model_state(units, plan, parameters)
         self.root, self.places = _places(units, plan)
-        self.early = self.early_elements = _early_root_elements(parameters)
+        self.early_elements = _early_root_elements(parameters)
+        self.early = self.early_elements * plan.recipe.gradients
         self.root_elements = sum(p.elements for p in parameters if not p.unit)
         self.produced = 0
-        self.in_place = _adds_in_place(plan, self.state.gradients_are_buckets)
         self.by_part = _by_part(units)
         #: Gradients are kept whole, as autograd leaves them.
         self.plain = plan.strategy.name in WHOLE_GRADIENTS or (plan.strategy.shards_parameters and not _needs_sharding(plan))
-        self.sharding = _sharding(self)
-        self.waiting = self._waiting(stage)
         self.lost = rounding(self.state.tensors) if plan.device == "cuda" else 0
+        self.received = _receive_buffers(plan, stage, self.now.stream)
+        self.stage = stage
+        self.first = plan.batch.micro_batches == 1
+        self._begin()
 
-    def _waiting(self, stage: int) -> int:
-        """Activations of the micro-batches (chunks) in flight beside the one that is being worked on [bytes]."""
+    def _begin(self) -> None:
+        """Set up for the first backward of the step (``first``: no gradient is there yet), or for a later one."""
+        self.in_place = _adds_in_place(self.plan, self.state.gradients_are_buckets, not self.first)
+        self.sharding = _sharding(self)
+        self.waiting = self._waiting()
+
+    def _waiting(self) -> int:
+        """Activations of the micro-batches (chunks) in flight beside the one that is being worked on, and their outputs [bytes].
+
+        A backward that is not the first has let go of one micro-batch's before.
+        """
         p, m, v = self.plan.mesh.pp, self.plan.batch.micro_batches, self.plan.virtual_stages
-        count = in_flight_until_weight(self.plan.schedule, p, m, v)[stage] if p > 1 else 1
-        each = max(sum(chunk.saved.values()) + chunk.logits_saved + chunk.inputs for chunk in self.chunks)
-        return (count - 1) * each
+        if p == 1:
+            return 0
+        count = in_flight_until_weight(self.plan.schedule, p, m, v)[self.stage]
+        count = count if self.first else min(count, m * v - 1)
+        outputs = self.now.logits_output or self.now.stream
+        return (count - 1) * (max(sum(chunk.saved.values()) + chunk.logits_saved + chunk.inputs for chunk in self.chunks) + outputs)
 
     def memory(self) -> RankMemory:
         """All moments, and what the allocator reserves."""
@@ -116,7 +130,15 @@ class _Walk:
         return RankMemory(moments, self.state, max(peak.total, held + peak.total - sum(self.state.tensors) - self.lost))
 
     def moments(self) -> Iterator[Moment]:
-        """Forward and backward of the last micro-batch, then the optimizer."""
+        """Forward and backward of a micro-batch before there are gradients, of a later one if there is one, then the optimizer."""
+        for first in (True, False) if self.plan.batch.micro_batches > 1 else (True,):
+            self.first = first
+            self._begin()
+            yield from self._passes()
+        yield self._moment("optimizer", "", Transient("step"), 0, self.state.optimizer_temporaries, -3, 0)
+
+    def _passes(self) -> Iterator[Moment]:
+        """Forward, loss and backward of one micro-batch."""
         names = [place.name for place in self.places]
         saved = [self.now.saved.get(name, 0) for name in names]
         beside = sum(size for unit, size in self.now.saved.items() if unit not in names)
@@ -139,7 +161,6 @@ class _Walk:
         for t in self.sharding.finish():
             for moment in filter(None, self._bucketed(self._owning(t, self._root_bytes()), self.root_elements - self.early_elements)):
                 yield self._moment("backward", "", moment, 0, max(stream, self.now.embedding), -2, 0)
-        yield self._moment("optimizer", "", Transient("step"), 0, self.state.optimizer_temporaries, -3, 0)
 
     def _head_gradient(self) -> int:
         """The head's gradient before it is added to one that is there [bytes]."""
@@ -221,7 +242,7 @@ class _Walk:
             "optimizer_state": self.state.optimizer_state,
             "gathered_parameters": t.gathered,
             "unsharded_gradients": t.unsharded + whole,
-            "communication_buffers": t.buffers + self.state.buckets,
+            "communication_buffers": t.buffers + self.state.buckets + self.received,
             "activations": activations + (0 if done <= -2 else self.waiting),
             "logits": logits,
             "inputs": 0 if last else self.now.inputs,
@@ -232,7 +253,7 @@ class _Walk:
 
     def _builds_up(self, done: int) -> bool:
         """Whether gradients come one by one in this backward: not when they are views of buckets, or there from micro-batches before."""
-        return done >= 0 and not self.state.gradients_are_buckets and self.plan.batch.micro_batches == 1
+        return done >= 0 and not self.state.gradients_are_buckets and self.first
 
     def _casts(self, held: int) -> int:
         """Copies of whole parameters in the compute type, which autocast makes and autograd keeps."""
@@ -244,7 +265,7 @@ class _Walk:
 
     def _gradients(self, done: int) -> tuple[int, int]:
         """(gradients kept to the optimizer, whole ones that are added up before they are reduced) [bytes]."""
-        plan, many = self.plan, self.plan.batch.micro_batches > 1
+        plan, many = self.plan, not self.first
         if self.state.gradients_are_buckets or done == -3 or (many and (plan.strategy.syncs_each or self.plain)):
             return self.state.gradients, 0
         finished = self.places[max(done, 0) if self.plain else done + 1 :] if done >= 0 else self.places if done == -2 else ()
@@ -263,12 +284,22 @@ def _needs_sharding(plan: Plan) -> bool:
     return plan.strategy.framework == "torch_fsdp2" or plan.shard > 1 or plan.recipe.compute != plan.recipe.parameter
 
 
-def _adds_in_place(plan: Plan, views: bool) -> bool:
-    """Whether autograd adds each whole gradient to one that is there (``views``: of DDP's buckets), so that it lives for a moment only.
+def _receive_buffers(plan: Plan, stage: int, message: int) -> int:
+    """Bytes of the buffers in which torch's stages receive: one for each micro-batch and neighbour, there from the start.
 
-    That is so where gradients of several micro-batches are not reduced in between, and have no other type.
+    torch/distributed/pipelining/stage.py, ``_create_act_recv_info``; with several chunks a rank, for each of them.
     """
-    many = plan.batch.micro_batches > 1
+    p, m, v = plan.mesh.pp, plan.batch.micro_batches, plan.virtual_stages
+    if p == 1 or not plan.receive_buffers:
+        return 0
+    return m * message * (2 * v - (stage == 0) - (stage == p - 1))
+
+
+def _adds_in_place(plan: Plan, views: bool, many: bool) -> bool:
+    """Whether autograd adds each whole gradient to one that is there (``many``: of micro-batches before; ``views``: of DDP's buckets).
+
+    Then it lives for a moment only. That is so where gradients of several micro-batches are not reduced in between, and have no other type.
+    """
     if not plan.strategy.shards_parameters:
         return views or (many and plan.strategy.name != "zero2" and plan.recipe.gradient == plan.recipe.autograd)
     return many and not plan.strategy.syncs_each and plan.recipe.reduce == plan.recipe.autograd
@@ -327,11 +358,10 @@ def _sharding(walk: _Walk) -> Sharding:
     """The behaviour of the plan's strategy. Sets the bytes of the root's early gradients on the walk."""
     plan = walk.plan
     name, recipe = plan.strategy.name, plan.recipe
-    transient = 0 if walk.plain or walk.in_place else walk.early * recipe.autograd
-    walk.early *= recipe.gradients
+    transient = 0 if walk.plain or walk.in_place else walk.early_elements * recipe.autograd
     if name in ("zero1", "zero2") and plan.shard > 1 and not walk.state.buckets:
         buckets = [bucket.bytes for bucket in zero_buckets(walk.parameters, plan.strategy.bucket_cap_mb, recipe.reduce)]
-        return Bucketed(plan, walk.places, walk.root, 0, buckets, name == "zero1")
+        return Bucketed(plan, walk.places, walk.root, 0, buckets, name == "zero1", walk.first)
     if walk.plain or name == "zero2":
         return Sharding(plan, walk.places, walk.root)
     if plan.strategy.framework == "torch_fsdp2":

@@ -23,7 +23,8 @@ class MeshSizes:
     """Sizes of the mesh axes, outermost first: pp, dp_replicate, dp_shard, cp, tp. The world is their product.
 
     Expert parallelism re-uses ranks: ``ep`` divides dp_shard * cp * dp_replicate (times tp where experts are not divided over it); ``etp``
-    is how many tensor-parallel ranks divide one expert, 1 or tp.
+    is how many tensor-parallel ranks divide one expert, 1 or tp. ``expert_copies``: tensor-parallel ranks do not divide the experts among
+    them either; each has all those of its place along ep, and computes all tokens with them.
     """
 
     pp: int = 1
@@ -33,16 +34,17 @@ class MeshSizes:
     tp: int = 1
     ep: int = 1
     etp: int = 1
+    expert_copies: bool = False
 
     def __post_init__(self) -> None:
-        low = next((f.name for f in fields(self) if getattr(self, f.name) < 1), None)
+        low = next((f.name for f in fields(self) if f.name != "expert_copies" and getattr(self, f.name) < 1), None)
         if low is not None:
             raise UsageError(f"mesh axis {low} has size {getattr(self, low)}", "give a size of at least 1")
         if self.etp not in (1, self.tp):
             raise UsageError(f"etp={self.etp} is neither 1 nor tp={self.tp}", "divide experts over all tensor-parallel ranks or over none")
-        if self.dense_ranks * self.tp % (self.ep * self.etp):
+        if self._expert_ranks % (self.ep * self.etp):
             raise UsageError(
-                f"ep={self.ep} x etp={self.etp} does not divide the {self.dense_ranks * self.tp} ranks of a stage",
+                f"ep={self.ep} x etp={self.etp} does not divide the {self._expert_ranks} ranks of a stage",
                 "choose an ep that divides them",
             )
 
@@ -67,9 +69,19 @@ class MeshSizes:
         return self.dp_shard * self.cp
 
     @property
+    def _expert_ranks(self) -> int:
+        """Ranks of a stage among which experts are divided."""
+        return self.dense_ranks * (1 if self.expert_copies else self.tp)
+
+    @property
     def expert_data(self) -> int:
-        """Ranks with the same experts: world / (pp ep etp)."""
-        return self.dense_ranks * self.tp // (self.ep * self.etp)
+        """Ranks with the same experts: world / (pp ep etp); copies along tp are not counted."""
+        return self._expert_ranks // (self.ep * self.etp)
+
+    @property
+    def expert_stride(self) -> int:
+        """Ranks between neighbours with the same experts."""
+        return self.ep * (self.tp if self.expert_copies else self.etp)
 
     @property
     def expert_shard(self) -> int:
@@ -78,7 +90,7 @@ class MeshSizes:
 
     def text(self) -> str:
         """``pp=2,dp_shard=4,tp=2``: the axes that are longer than 1."""
-        long = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) > 1]
+        long = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.name != "expert_copies" and getattr(self, f.name) > 1]
         return ",".join(long) or "one rank"
 
 
@@ -166,14 +178,17 @@ class Plan:
 
     ``sequence_parallel``: with tp, norms and dropout work on s/tp tokens. ``vocabulary_parallel``: embedding and head are
     divided over tp, not held whole; ``vocabulary_parallel_loss``: logits stay divided over tp.
-    ``context_parallel``: how ranks of cp see each other's keys: ring, allgather or ulysses. ``optimizer_loop``: foreach, fused, loop,
-    or auto: as torch chooses, foreach on cuda unless parameters are DTensors (FSDP2).
+    ``context_parallel``: how ranks of cp see each other's keys: ring, allgather, ulysses or blockwise. ``optimizer_loop``: foreach, fused,
+    loop, or auto: as torch chooses, foreach on cuda unless parameters are DTensors (FSDP2).
     ``device``: cuda rounds allocations to 512 bytes, cpu does not. ``fused_loss``: no copies of logits beside the saved one. ``wrap``: see
     ``shape.parameters``. ``norm_kernel``: fused saves its input; composite, an rmsnorm of single operations in fp32, saves that in fp32
     and the normalised values too. ``expand_kv``: keys and values are repeated for every head before attention (grouped queries).
     ``regather_inputs``: with sequence parallelism the gathered input of a linear layer is gathered again in backward, and gradients of
     norms are summed in one call (Megatron); False: it is kept, and each is summed by itself (DTensor). ``expert_counts``: ranks of ep tell
-    each other how many rows come before they send them. ``keeps_logits``: the program holds logits in a variable until backward has ended.
+    each other how many rows come before they send them. ``expert_padding``: every expert takes this many times its even share of rows from
+    each rank, filled with zeros where there are fewer (0: as many as come).
+    ``receive_buffers``: a pipeline stage has one for each micro-batch (torch). ``keeps_logits``: the program holds logits in a variable
+    until backward has ended.
     """
 
     mesh: MeshSizes = field(default_factory=MeshSizes)
@@ -195,11 +210,13 @@ class Plan:
     regather_inputs: bool = True
     keeps_logits: bool = False
     expert_counts: bool = True
+    expert_padding: float = 0.0
+    receive_buffers: bool = True
 
     def __post_init__(self) -> None:
         check_schedule(self.schedule, self.mesh.pp, self.batch.micro_batches, self.virtual_stages)
         choices: dict[str, tuple[Any, ...]] = {
-            "context_parallel": ("ring", "allgather", "ulysses"),
+            "context_parallel": ("ring", "allgather", "ulysses", "blockwise"),
             "optimizer_loop": ("auto", "foreach", "fused", "loop"),
             "device": ("cuda", "cpu"),
             "wrap": ("layers", "ends", "whole"),
@@ -208,6 +225,8 @@ class Plan:
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise UsageError(f"there is no {name} {getattr(self, name)!r}", f"choose {', '.join(allowed)}")
+        if not 0 <= self.expert_padding < 1e6:
+            raise UsageError(f"an expert_padding of {self.expert_padding} makes no sense", "give 0 (none) or a factor such as 1.25")
         if self.strategy.name == "none" and self.mesh.dense_ranks > 1:
             raise UsageError(
                 f"strategy none for {self.mesh.dense_ranks} ranks with the same parameters",
