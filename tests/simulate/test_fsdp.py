@@ -195,12 +195,26 @@ def test_keeping_everything_costs_memory_and_prefetch_does_too():
     assert peak(prefetch="no") < peak(prefetch="yes") < peak(reshard_after_forward="no")
 
 
+def test_replicas_all_reduce_what_each_has_scattered():
+    """Hybrid sharding, 2 replicas of 2 ranks: 24 B of each shard's gradient are added up between ranks 0 and 2, 1 and 3."""
+    experiment = run(Arguments(version="2", world=2, replicas=2, layers="4x3", bias="no"))
+    assert [(call.kind, call.axis, call.full_bytes) for call in experiment.calls] == [
+        ("all_gather", "dp_shard", 48),
+        ("all_gather", "dp_shard", 48),
+        ("reduce_scatter", "dp_shard", 48),
+        ("all_reduce", "dp_replicate", 24),
+    ]
+    (between,) = [moment for moment in experiment.moments if moment.title == "backward: all-reduce of layer 1"]
+    assert {(message.source, message.target) for message in between.messages} == {(0, 2), (2, 0), (1, 3), (3, 1)}
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     st.lists(st.integers(1, 6), min_size=2, max_size=5),
     st.builds(
         Arguments,
         world=st.integers(1, 8),
+        replicas=st.integers(1, 3),
         bias=st.sampled_from(["yes", "no"]),
         units=st.sampled_from(["layer", "model", "blocks"]),
         use_orig_params=st.sampled_from(["yes", "no"]),
@@ -227,6 +241,8 @@ def test_every_check_holds_for_any_stack_and_world(widths, arguments):
     [
         ({"world": 0}, "--world 0"),
         ({"world": 33}, "--world 33"),
+        ({"replicas": 0}, "--replicas 0"),
+        ({"world": 8, "replicas": 5}, "5 replicas of 8 ranks"),
         ({"batch": 0}, "--batch 0"),
         ({"steps": 0}, "--steps 0"),
         ({"seed": -1}, "--seed -1"),

@@ -174,3 +174,15 @@ def test_a_schedule_that_cannot_run_beside_the_chosen_one_is_named():
     done = pipeline.run(pipeline.Arguments(micro_batches=6))
     assert done.tables[1].frame["schedule"].tolist() == ["1f1b", "gpipe", "zb_h1"]
     assert sum("is left out" in note for note in done.notes) == 2
+
+
+@pytest.mark.parametrize("schedule", estimate.SCHEDULES)
+def test_what_is_posted_is_what_is_sent(schedule):
+    """Every rank's posts are its messages, and each send has its receive."""
+    for rank in range(3):
+        sizes = pipeline.Arguments(schedule=schedule, stages=3, micro_batches=6, virtual_stages=2, rank=rank)
+        done = pipeline.run(sizes)
+        messages = [message for moment in done.moments for message in moment.messages]
+        for kind, end in (("send", "source"), ("recv", "target")):
+            posted = [(call.label, call.full_bytes) for call in done.calls if call.kind == kind]
+            assert sorted(posted) == sorted((m.label, m.bytes) for m in messages if getattr(m, end) == rank)

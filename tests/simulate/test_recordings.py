@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.simulate.recordings import ParameterChain, Recorded, Shown, recorded
-from tracekit.simulate import context_parallel, experts, pipeline, tensor_parallel, zero
+from tracekit.simulate import context_parallel, experts, fsdp, mesh, pipeline, tensor_parallel, zero
 from tracekit.simulate.adam import Adam
 from tracekit.simulate.experiment import Call
 from tracekit.simulate.flat_parameter import ALIGNMENT_BYTES, flat_layout
@@ -75,9 +75,11 @@ def fsdp_step(sample: Recorded, gathered: int = FP32) -> list[Shown]:
     assert [layout.padded_elements for layout in layouts] == [unit["padded_elements"] for unit in described]
     pairs = zip(units, described, strict=True)
     kept = frozenset(unit.name for unit, entry in pairs if unit.root or entry["reshard_after_forward"] is False)
-    training = ShardedTraining(model, units, layouts, Widths(FP32, gathered, FP32), Rules(kept, prefetch=True), Adam())
+    replicas = next((axis["size"] for axis in sample.manifest["mesh"] if axis["name"] == "dp_replicate"), 1)
+    widths, rules = Widths(FP32, gathered, FP32), Rules(kept, prefetch=True)
+    training = ShardedTraining(model, units, layouts, widths, rules, Adam(), replicas)
     training.start(model.initial())
-    training.step(model.batch(world, 1), 1)
+    training.step(model.batch(replicas * world, 1), 1)
     return shown(training.network.calls(0))
 
 
@@ -89,6 +91,7 @@ def fsdp_step(sample: Recorded, gathered: int = FP32) -> list[Shown]:
         ("fsdp2_no_reshard_2", FP32),
         ("fsdp2_uneven_3", FP32),
         ("fsdp2_bf16_2", 2),
+        ("hsdp_4", FP32),
         ("fsdp2_fake_rank5_of_16", FP32),
     ],
 )
@@ -205,3 +208,29 @@ def test_experts():
     backward = [call for size in reversed(received) for call in layer("backward", size)]
     replicated = sample.manifest["model"]["parameters"] - m["layers"] * m["experts"] * 2 * m["hidden"] * m["ffn"]
     assert [*forward, *backward, ("all_reduce", "ep", "gradient_sync", replicated * FP32)] == sample.calls()
+
+
+@pytest.mark.parametrize("name", ["hybrid_3d_8"])
+def test_a_walk_over_the_mesh_meets_the_groups_of_the_recording(name):
+    """The walk is one micro-batch through one layer a stage: what comes first is compared, not how often."""
+    sample = recorded(name)
+    described = ",".join(f"{axis['name']}={axis['size']}" for axis in sample.manifest["mesh"])
+    walked = mesh.run(mesh.Arguments(mesh=described, rank=0)).calls
+    assert list(dict.fromkeys(call[:3] for call in shown(walked))) == list(dict.fromkeys(call[:3] for call in sample.calls()))
+
+
+#: Experiment at its own small sizes, as the command runs it, and the sample of which it shows the sequence.
+SMALL = [
+    (zero.Arguments(strategy="zero2", world=2, micro_batches=1, layers=",".join(["2x2"] * 4)), "zero2_2"),
+    (zero.Arguments(strategy="zero3", world=2, micro_batches=1, layers=",".join(["2x2"] * 4)), "zero3_2"),
+    (fsdp.Arguments(version="1", world=2, layers=",".join(["2x2"] * 4), units="blocks"), "fsdp1_2"),
+    (fsdp.Arguments(version="2", world=2, layers=",".join(["2x2"] * 4), units="blocks"), "fsdp2_2"),
+    (fsdp.Arguments(version="2", world=2, layers=",".join(["2x2"] * 4), units="blocks", reshard_after_forward="no"), "fsdp2_no_reshard_2"),
+    (fsdp.Arguments(version="2", world=2, replicas=2, layers=",".join(["2x2"] * 4), units="blocks"), "hsdp_4"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "name"), SMALL)
+def test_the_command_shows_the_sequence_of_the_recording(arguments, name):
+    run = zero.run if isinstance(arguments, zero.Arguments) else fsdp.run
+    assert [call[:3] for call in shown(run(arguments).calls)] == [call[:3] for call in recorded(name).calls()]

@@ -30,16 +30,25 @@ def _communication(outcome: Outcome) -> list[Check]:
         size * (outcome.widths.gathered * (2 if unit in again else 1) + outcome.widths.reduced) for unit, size in moved.items()
     )
     collectives = 2 * len(outcome.units) + len(again)
+    replicas, shards = outcome.replicas, [size // world for size in moved.values()]
+    between = Fraction(2 * (replicas - 1), replicas) * sum(shards) * outcome.widths.reduced
     formula = "F(W) * sum over units n (q + q + r); n with padding, one q where the unit stays gathered (arXiv:1910.02054, section 7.2.2)"
+    if replicas > 1:
+        formula += "; 2 F(R) r n/W between replicas"
+    ranks = replicas * world
     found = [
-        Check(f"{name}: bytes sent by rank {rank}", int(network.sent_bytes[rank]), sent, "bytes", formula)
-        for rank in ([0, world - 1] if world > 1 else [0])
+        Check(f"{name}: bytes sent by rank {rank}", int(network.sent_bytes[rank]), sent + between, "bytes", formula)
+        for rank in sorted({0, ranks - 1})
+        if all(size % replicas == 0 for size in shards)
     ]
-    found.append(Check(f"{name}: bytes sent by all ranks", int(network.sent_bytes.sum()), world * sent, "bytes", f"W times {formula}"))
-    found.append(Check(f"{name}: logical steps", network.steps, collectives * (world - 1), "steps", "(W - 1) a collective"))
-    if world > 1:
-        text = "units x (all-gather forward, all-gather backward if freed, reduce-scatter)"
-        found.append(Check(f"{name}: collectives of a step", len(outcome.calls), collectives, "calls", text))
+    total = ranks * (sent + between)
+    found.append(Check(f"{name}: bytes sent by all ranks", int(network.sent_bytes.sum()), total, "bytes", f"ranks times {formula}"))
+    steps = collectives * (world - 1) + 2 * len(outcome.units) * (replicas - 1)
+    text = "(W - 1) a collective" + (", 2 (R - 1) an all-reduce between replicas" if replicas > 1 else "")
+    found.append(Check(f"{name}: logical steps", network.steps, steps, "steps", text))
+    calls = (collectives if world > 1 else 0) + (len(outcome.units) if replicas > 1 else 0)
+    text = "units x (all-gather forward, all-gather backward if freed, reduce-scatter" + (", all-reduce)" if replicas > 1 else ")")
+    found.append(Check(f"{name}: collectives of a step", len(outcome.calls), calls, "calls", text))
     return found
 
 
@@ -58,7 +67,7 @@ def _padded(outcome: Outcome, unit: Unit) -> int:
 
 
 def _memory(outcome: Outcome) -> list[Check]:
-    name, width = outcome.name, outcome.widths.stored
+    name, width, copies = outcome.name, outcome.widths.stored, outcome.replicas
     start = outcome.moments[0]
     held = [[c.bytes for cells in start.holds for c in cells if c.kind == kind] for kind in ("parameter", "padding", "optimizer_state")]
     elements = sum(parameter.elements for parameter in outcome.model.parameters)
@@ -67,15 +76,15 @@ def _memory(outcome: Outcome) -> list[Check]:
     pieces = sum(p.elements for layout in outcome.layouts for rank in layout.pieces for p in rank if p.parameter is not None)
     return [
         Check(f"{name}: elements in all shards", pieces, elements, "elements", "every element of the parameters on exactly one rank"),
-        Check(f"{name}: parameters on all ranks", sum(held[0]), elements * width, "bytes", "N x bytes an element"),
+        Check(f"{name}: parameters on all ranks", sum(held[0]), copies * elements * width, "bytes", "N x bytes, in each replica"),
         Check(
             f"{name}: padding on all ranks",
             sum(held[1]),
-            (padded - elements + 2 * state_padding) * width,
+            copies * (padded - elements + 2 * state_padding) * width,
             "bytes",
             "FSDP1: to a multiple of W (and of 16 bytes); FSDP2: W ceil(d0/W) rest - N",
         ),
-        Check(f"{name}: Adam state on all ranks", sum(held[2]), 2 * elements * width, "bytes", "two moments, N x bytes each"),
+        Check(f"{name}: Adam state on all ranks", sum(held[2]), 2 * copies * elements * width, "bytes", "two moments, N x bytes each"),
     ]
 
 
@@ -83,7 +92,7 @@ def _numbers(outcome: Outcome) -> list[Check]:
     names = ("gradients", "parameters", "first", "second")
     titles = ("mean gradient", "parameters", "first Adam moment", "second Adam moment")
     limits = (GRADIENT_TOLERANCE, PARAMETER_TOLERANCE, GRADIENT_TOLERANCE, GRADIENT_TOLERANCE)
-    steps = len(outcome.results)
+    steps = len(outcome.results) // outcome.replicas
     found = []
     for attribute, title, limit in zip(names, titles, limits, strict=True):
         error = max(

@@ -15,7 +15,10 @@ from tracekit.simulate.virtual import Network
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came out of one version. ``moments``, ``network``, ``local`` are of the first step, the rest of every step."""
+    """What came out of one version. ``moments``, ``network``, ``local`` are of the first step.
+
+    ``results`` and ``reference`` are of every step, one after the other for each replica.
+    """
 
     version: str
     model: LinearStack
@@ -24,6 +27,7 @@ class Outcome:
     widths: Widths
     kept: frozenset[str]
     aligned: int
+    replicas: int
     moments: Sequence[Moment]
     network: Network
     local: Sequence[Values]
@@ -37,7 +41,7 @@ class Outcome:
 
     @property
     def world(self) -> int:
-        """Number of ranks."""
+        """Number of ranks that share the model: of one replica."""
         return self.layouts[0].world
 
     @property

@@ -28,7 +28,7 @@ def tables(outcomes: Sequence[Outcome]) -> list[Table]:
         _elements(outcomes),
         peak_table({outcome.name: outcome.moments for outcome in outcomes}),
         *(live_table(outcome.name, outcome.moments, printed=True) for outcome in outcomes),
-        collectives_table({outcome.name: outcome.calls for outcome in outcomes}, outcomes[0].world),
+        collectives_table({outcome.name: outcome.calls for outcome in outcomes}, outcomes[0].world, outcomes[0].replicas),
     ]
 
 
@@ -60,6 +60,8 @@ def _shards(outcomes: Sequence[Outcome]) -> Table:
         "state_bytes": "Adam state [B]",
     }
     note = "Names alone are whole parameters; W[i:j] are rows, b[i:j] elements, flat(W)[i:j] elements counted row by row."
+    if outcomes[0].replicas > 1:
+        note += f" Rank r of {outcomes[0].replicas * outcomes[0].world} keeps what rank r mod {outcomes[0].world} has here."
     return table("What each rank keeps", rows, headings, note)
 
 
@@ -165,14 +167,14 @@ def _elements(outcomes: Sequence[Outcome]) -> Table:
     headings = {
         "element": "Element",
         **{name: f"{name}: kept by rank" for name, _ in owners},
-        **{f"rank {rank}": f"Gradient on rank {rank}" for rank in range(first.world)},
+        **{f"rank {rank}": f"Gradient on rank {rank}" for rank in range(len(first.local))},
         "mean": "Mean, reduce-scattered",
         "expected": "Mean, one process",
         "updated": "Value after Adam",
         "reference": "Value, one process",
     }
     note = f"Numbers of {first.name} in the first step" + (f"; the first {MOST_ELEMENTS} elements." if len(rows) == MOST_ELEMENTS else ".")
-    few = len(rows) <= MOST_PRINTED and first.world <= MOST_PRINTED_RANKS
+    few = len(rows) <= MOST_PRINTED and len(first.local) <= MOST_PRINTED_RANKS
     return table("Every element through the step", rows, headings, note, printed=few)
 
 

@@ -51,11 +51,15 @@ def _of_kinds(kinds: Sequence[str]) -> dict[str, str]:
     return {kind: f"{kind.replace('_', ' ').capitalize()} [B]" for kind in kinds} | {"sum": "Sum [B]"}
 
 
-def collectives_table(calls: Mapping[str, Sequence[Call]], world: int) -> Table:
-    """One row a collective of rank 0, in order. ``calls`` by the variant's name; those of a single one are printed as calls already."""
+def collectives_table(calls: Mapping[str, Sequence[Call]], world: int, replicas: int = 1) -> Table:
+    """One row a collective of rank 0, in order. ``calls`` by the variant's name; those of a single one are printed as calls already.
+
+    ``world``: ranks of every group but those between replicas, which have ``replicas``.
+    """
     found = [(name, number, call) for name, made in calls.items() for number, call in enumerate(made, 1)]
+    sizes = np.array([replicas if replicas > 1 and call.axis == "dp_replicate" else world for _, _, call in found], np.int64)
     full = np.array([call.full_bytes for _, _, call in found], np.int64)
-    sent = sent_bytes(pd.Series([call.kind for _, _, call in found], dtype="str"), full, np.full(len(found), world))
+    sent = sent_bytes(pd.Series([call.kind for _, _, call in found], dtype="str"), full, sizes)
     rows = [
         {
             "variant": name,

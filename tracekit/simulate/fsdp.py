@@ -48,6 +48,7 @@ class Arguments:
                   "choices": ("1", "2", "both")},
     )  # fmt: skip
     world: int = field(default=4, metadata={"help": "Ranks that share the model."})
+    replicas: int = field(default=1, metadata={"help": "Hybrid sharding (HSDP): so many groups of ranks, each with the whole model."})
     layers: str = field(default="5x4,6x5,3x6", metadata={"help": "Weights of the linear layers, outputs x inputs of each."})
     bias: str = field(default="yes", metadata={"help": "Whether the layers have biases.", "choices": ("yes", "no")})
     units: str = field(
@@ -120,7 +121,8 @@ def _with_example(arguments: Arguments) -> Arguments:
 
 def _model(arguments: Arguments) -> LinearStack:
     """The model, after everything was found sensible."""
-    for name, value, most in (("world", arguments.world, MOST_RANKS), ("batch", arguments.batch, 1024), ("steps", arguments.steps, 20)):
+    for name, most in (("world", MOST_RANKS), ("replicas", MOST_RANKS), ("batch", 1024), ("steps", 20)):
+        value = getattr(arguments, name)
         if not 1 <= value <= most:
             raise UsageError(f"--{name} {value}", f"give 1 to {most}")
     if arguments.seed < 0:
@@ -130,10 +132,13 @@ def _model(arguments: Arguments) -> LinearStack:
             words = ", ".join(map(str, f.metadata["choices"]))
             raise UsageError(f"--{f.name.replace('_', '-')} {getattr(arguments, f.name)}", f"choose one of {words}")
     model = LinearStack(layers_from_text(arguments.layers), arguments.bias == "yes")
-    if arguments.world * model.layers**2 > MOST_CELLS:
-        problem = f"{arguments.world} ranks x {model.layers} layers make a picture that nobody can read"
+    ranks = arguments.world * arguments.replicas
+    if ranks > MOST_RANKS:
+        raise UsageError(f"{arguments.replicas} replicas of {arguments.world} ranks", f"give at most {MOST_RANKS} ranks together")
+    if ranks * model.layers**2 > MOST_CELLS:
+        problem = f"{ranks} ranks x {model.layers} layers make a picture that nobody can read"
         raise UsageError(problem, f"keep ranks x layers^2 within {MOST_CELLS}")
-    held = arguments.world * (sum(p.elements for p in model.parameters) + arguments.batch * max(max(shape) for shape in model.shapes))
+    held = ranks * (sum(p.elements for p in model.parameters) + arguments.batch * max(max(shape) for shape in model.shapes))
     if held > MOST_ELEMENTS:
         raise UsageError(f"{held:,} elements on all ranks together", f"give smaller layers or fewer ranks: at most {MOST_ELEMENTS:,}")
     return model
@@ -152,21 +157,23 @@ def _train(arguments: Arguments, model: LinearStack, version: str) -> Outcome:
     kept_roots = arguments.reshard_after_forward == "default" or version == "1"
     kept = frozenset(u.name for u in units if arguments.reshard_after_forward == "no" or (u.root and kept_roots))
     adam = Adam()
-    data = batches(model, arguments.world * arguments.batch, arguments.steps, arguments.seed)
+    replicas = arguments.replicas
+    data = batches(model, replicas * arguments.world * arguments.batch, arguments.steps, arguments.seed)
     reference = train_in_one_process(model, data, adam, arguments.seed)
-    training = ShardedTraining(model, units, layouts, widths, Rules(kept, arguments.prefetch == "yes"), adam)
+    training = ShardedTraining(model, units, layouts, widths, Rules(kept, arguments.prefetch == "yes"), adam, replicas)
     training.start(model.initial(arguments.seed))
     moments: Sequence[Moment] = ()
     results: list[Trained] = []
     local: list[Values] = []
     for number, batch in enumerate(data, 1):
         training.step(batch, number)
-        results.append(training.result())
+        results += [training.result(replica) for replica in range(replicas)]
         training.finish()
         if number == 1:
             moments, network, local = tuple(training.holdings.moments), training.network, training.local
         training.holdings.moments.clear()
-    return Outcome(version, model, units, layouts, widths, kept, aligned, moments, network, local, results, reference)
+    expected = [step for step in reference for _ in range(replicas)]
+    return Outcome(version, model, units, layouts, widths, kept, aligned, replicas, moments, network, local, results, expected)
 
 
 def _named(outcome: Outcome, several: bool) -> list[Moment]:
@@ -196,6 +203,8 @@ def _notes(arguments: Arguments) -> list[str]:
     ]
     if arguments.version == "both":
         notes.append("With one --version alone, the collectives of a step are listed as a recording of it shows them.")
-    if arguments.world == 1:
+    if arguments.replicas > 1:
+        notes.append("Rank r is in replica r div world: shards are gathered within a replica, their gradients all-reduced between them.")
+    if arguments.world * arguments.replicas == 1:
         notes.append("One rank: nothing is sent, gathering is a copy.")
     return notes

@@ -34,14 +34,23 @@ class Rules:
 class ShardedTraining:
     """A model of which every rank keeps shards. ``layouts[i]`` belongs to ``units[i]``; the moments are in ``holdings``.
 
+    ``replicas``: so many times as many ranks, each group of them with the whole model (hybrid sharding).
+
     ``local[rank]`` are the full gradients of the rank's own samples in the latest step, before any reduction.
     """
 
     def __init__(
-        self, model: LinearStack, units: Sequence[Unit], layouts: Sequence[ShardLayout], widths: Widths, rules: Rules, adam: Adam
+        self,
+        model: LinearStack,
+        units: Sequence[Unit],
+        layouts: Sequence[ShardLayout],
+        widths: Widths,
+        rules: Rules,
+        adam: Adam,
+        replicas: int = 1,
     ) -> None:
         self.model, self.units, self.rules, self.adam = model, list(units), rules, adam
-        self.holdings = Holdings(layouts[0].world)
+        self.holdings = Holdings(replicas * layouts[0].world)
         self.shards = ShardedUnits(layouts, widths, self.holdings)
         self.local: list[Values] = []
         self._compute = LayerCompute(model, self.holdings, widths.gathered)
@@ -75,9 +84,9 @@ class ShardedTraining:
         self._backward()
         self.shards.update(self.adam, number)
 
-    def result(self) -> Trained:
-        """Full tensors joined from all shards, to compare; reading them is no communication of the strategy."""
-        return Trained(*(self.shards.joined(name) for name in ("shard_grad", "shard", "exp_avg", "exp_avg_sq")))
+    def result(self, replica: int = 0) -> Trained:
+        """Full tensors joined from all shards of a replica, to compare; reading them is no communication of the strategy."""
+        return Trained(*(self.shards.joined(name, replica) for name in ("shard_grad", "shard", "exp_avg", "exp_avg_sq")))
 
     def finish(self) -> None:
         """Gradients are freed, as ``zero_grad`` does between steps."""

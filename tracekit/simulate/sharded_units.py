@@ -21,7 +21,7 @@ from tracekit.simulate.holdings import Holdings, cells_of
 from tracekit.simulate.shard_layout import Array, Piece, ShardLayout
 from tracekit.simulate.virtual import Network
 
-AXIS = "dp_shard"
+AXIS, REPLICA_AXIS = "dp_shard", "dp_replicate"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 #: Of single parameters, so that copies and collectives can overlap: the buffer of the unit that forward copied out last, and the input of
 #: the latest reduce-scatter.
@@ -42,19 +42,25 @@ class Widths:
 
 
 class ShardedUnits:
-    """Units by name, each with its layout. Gradients of a unit's parameters are held as ``grad NAME``, one array a parameter."""
+    """Units by name, each with its layout. Gradients of a unit's parameters are held as ``grad NAME``, one array a parameter.
+
+    Of R W ranks, W the world of the layouts, rank r keeps shard r mod W of replica r div W (hybrid sharding; R = 1 without).
+    """
 
     def __init__(self, layouts: Sequence[ShardLayout], widths: Widths, holdings: Holdings) -> None:
         self.layouts = {layout.name: layout for layout in layouts}
         self.world, self.widths, self.holdings = holdings.world, widths, holdings
+        self.shards = layouts[0].world
+        self.groups = [range(first, first + self.shards) for first in range(0, self.world, self.shards)]
+        self.replicas = [range(shard, self.world, self.shards) for shard in range(self.shards)]
         self.network = Network(self.world)
 
     def start(self, values: Mapping[str, Array]) -> None:
         """Every rank keeps its shards of ``values``, and Adam moments of zero for what the optimizer sees of them."""
         for unit, layout in self.layouts.items():
-            for rank, shard in enumerate(layout.split(values)):
-                self._put(rank, f"shard {unit}", shard, layout.pieces[rank], "parameter", self.widths.stored)
-                pieces = layout.state_pieces(rank)
+            for rank, shard in enumerate(layout.split(values) * len(self.groups)):
+                self._put(rank, f"shard {unit}", shard.copy(), self._pieces(layout, rank), "parameter", self.widths.stored)
+                pieces = layout.state_pieces(rank % self.shards)
                 for moment in MOMENTS:
                     zeros = np.zeros(sum(piece.elements for piece in pieces))
                     self._put(rank, f"{moment} {unit}", zeros, pieces, "optimizer_state", self.widths.stored, f"{moment} ")
@@ -80,24 +86,29 @@ class ShardedUnits:
         layout, width = self.layouts[unit], self.widths.gathered
         if layout.flat and width != self.widths.stored:
             for rank, shard in enumerate(self._all(f"shard {unit}")):
-                self._put(rank, f"cast {unit}", shard.copy(), layout.pieces[rank], "buffer", width, "cast ")
+                self._put(rank, f"cast {unit}", shard.copy(), self._pieces(layout, rank), "buffer", width, "cast ")
         before = len(self.network.messages)
-        packed = self.network.all_gather(
-            self._all(f"shard {unit}"),
-            range(self.world),
-            axis=AXIS,
-            purpose="parameter_gather",
-            phase=phase,
-            label=unit,
-            element_bytes=width,
-        )
+        shards = self._all(f"shard {unit}")
+        packed = [
+            gathered
+            for group in self.groups
+            for gathered in self.network.all_gather(
+                [shards[rank] for rank in group],
+                group,
+                axis=AXIS,
+                purpose="parameter_gather",
+                phase=phase,
+                label=unit,
+                element_bytes=width,
+            )
+        ]
         for rank in range(self.world):
-            if layout.flat or self.world == 1:  # one rank needs no buffer: its shards are copied
+            if layout.flat or self.shards == 1:  # one rank needs no buffer: its shards are copied
                 stored = layout.arrange(_floats(packed[rank]))
                 self._put(rank, f"gathered {unit}", stored, layout.gathered, "gathered_parameter", width, "full ")
             else:
                 self._put(rank, f"buffer {unit}", _floats(packed[rank]), _everything(layout), "buffer", width, "buffer ")
-        text = "The shards of all ranks arrive in one buffer, rank by rank." if self.world > 1 else "Each parameter gets its own storage."
+        text = "The shards of all ranks arrive in one buffer, rank by rank." if self.shards > 1 else "Each parameter gets its own storage."
         if layout.flat:
             text = "The shards of all ranks end to end are the unsharded flat parameter; the parameters are views into it."
         self.holdings.record_sent(f"{phase}: all-gather of {unit}", text, self.network, before)
@@ -146,32 +157,61 @@ class ShardedUnits:
         self.holdings.drop(SCATTER_INPUT)
         name = self._lay_out_gradients(layout)
         before = len(self.network.messages)
-        sums = self.network.reduce_scatter(
-            self._all(name),
-            range(self.world),
-            axis=AXIS,
-            purpose="gradient_scatter",
-            phase="backward",
-            label=unit,
-            element_bytes=self.widths.reduced,
-        )
+        inputs = self._all(name)
+        sums = [
+            own
+            for group in self.groups
+            for own in self.network.reduce_scatter(
+                [inputs[rank] for rank in group],
+                group,
+                axis=AXIS,
+                purpose="gradient_scatter",
+                phase="backward",
+                label=unit,
+                element_bytes=self.widths.reduced,
+            )
+        ]
         for rank in range(self.world):
-            mean = _floats(sums[rank]) / self.world
-            self._put(rank, f"shard_grad {unit}", mean, layout.pieces[rank], "gradient", self.widths.reduced, "mean grad ")
+            mean = _floats(sums[rank]) / self.shards
+            self._put(rank, f"shard_grad {unit}", mean, self._pieces(layout, rank), "gradient", self.widths.reduced, "mean grad ")
         text = "Each rank gets its own piece, summed over all ranks and divided by their number."
+        if len(self.groups) > 1:
+            text = "Each rank gets its own piece, the mean over its replica."
         self.holdings.record_sent(f"backward: reduce-scatter of {unit}", text, self.network, before)
+        if len(self.groups) > 1:
+            self._reduce_replicas(layout)
         if layout.flat:
             self.holdings.drop(name)
             self.holdings.drop(f"flat {unit}")
         for rank, mean in enumerate(self._all(f"shard_grad {unit}")):
-            self._put(rank, f"shard_grad {unit}", mean, layout.pieces[rank], "gradient", self.widths.stored, "mean grad ")
+            self._put(rank, f"shard_grad {unit}", mean, self._pieces(layout, rank), "gradient", self.widths.stored, "mean grad ")
+
+    def _reduce_replicas(self, layout: ShardLayout) -> None:
+        """The mean of a shard's gradient over the replicas, each of which has seen other samples."""
+        before, name = len(self.network.messages), f"shard_grad {layout.name}"
+        means = self._all(name)
+        for group in self.replicas:
+            sums = self.network.all_reduce(
+                [means[rank] for rank in group],
+                group,
+                axis=REPLICA_AXIS,
+                purpose="gradient_sync",
+                phase="backward",
+                label=layout.name,
+                element_bytes=self.widths.reduced,
+            )
+            for rank, total in zip(group, sums, strict=True):
+                mean = _floats(total) / len(group)
+                self._put(rank, name, mean, self._pieces(layout, rank), "gradient", self.widths.reduced, "mean grad ")
+        text = "Ranks with the same shard in each replica add up what they have: the mean over all samples."
+        self.holdings.record_sent(f"backward: all-reduce of {layout.name}", text, self.network, before)
 
     def update(self, adam: Adam, number: int) -> None:
         """Adam on every shard; ``number`` counts the steps from 1."""
         for unit, layout in self.layouts.items():
             for rank in range(self.world):
                 shard, mean, first, second = (self.holdings.get(rank, f"{name} {unit}") for name in ("shard", "shard_grad", *MOMENTS))
-                kept = layout.state_mask(rank)
+                kept = layout.state_mask(rank % self.shards)
                 updated = shard[kept]
                 adam.update(updated, mean[kept], first, second, number)
                 shard[kept] = updated
@@ -182,14 +222,14 @@ class ShardedUnits:
         for unit in self.layouts:
             self.holdings.drop(f"shard_grad {unit}")
 
-    def joined(self, name: str) -> dict[str, Array]:
-        """Full tensors from the shards ``name`` (shard, shard_grad, exp_avg, exp_avg_sq) of all ranks, read outside every count."""
+    def joined(self, name: str, replica: int = 0) -> dict[str, Array]:
+        """Full tensors from the shards ``name`` (shard, shard_grad, exp_avg, exp_avg_sq) of a replica, read outside every count."""
         values: dict[str, Array] = {}
         for unit, layout in self.layouts.items():
-            shards = np.zeros((self.world, layout.shard_elements))
-            for rank, array in enumerate(self._all(f"{name} {unit}")):
-                kept = layout.state_mask(rank) if name in MOMENTS else slice(None)
-                shards[rank, kept] = array
+            shards = np.zeros((self.shards, layout.shard_elements))
+            for place, rank in enumerate(self.groups[replica]):
+                kept = layout.state_mask(place) if name in MOMENTS else slice(None)
+                shards[place, kept] = self.holdings.get(rank, f"{name} {unit}")
             values |= layout.unpack(shards.reshape(-1))
         return values
 
@@ -229,6 +269,9 @@ class ShardedUnits:
     def _drop_full_gradients(self, layout: ShardLayout) -> None:
         for parameter in layout.parameters:
             self.holdings.drop(f"grad {parameter.name}")
+
+    def _pieces(self, layout: ShardLayout, rank: int) -> Sequence[Piece]:
+        return layout.pieces[rank % self.shards]
 
     def _all(self, name: str) -> list[Array]:
         return [self.holdings.get(rank, name) for rank in range(self.world)]
