@@ -34,7 +34,7 @@ SAMPLES = {
     "tensor_parallel_2": ["tensor_parallel", "--verify", *SMALL],
     "sequence_parallel_2": ["sequence_parallel", "--verify", *SMALL],
     "context_parallel_allgather_2": ["context_parallel_allgather", "--verify", *SMALL],
-    "context_parallel_ring_2": ["context_parallel_ring", "--verify", *SMALL],
+    "context_parallel_ring_4": ["context_parallel_ring", "--verify", *SMALL],
     "context_parallel_blockwise_2": ["context_parallel_blockwise", "--verify", *SMALL],
     "context_parallel_ulysses_2": ["context_parallel_ulysses", "--verify", *SMALL],
     "pipeline_gpipe_2": ["pipeline_gpipe", "--verify", *SMALL],
@@ -46,7 +46,7 @@ SAMPLES = {
     "hybrid_5d_8": ["hybrid_5d", "--mesh", "pp=2,ep=2,dp_shard=2,cp=1,tp=1", "--verify", *SMALL],
     "hybrid_5d_fake_rank45_of_64": ["hybrid_5d", "--backend", "fake", "--mesh", "pp=2,ep=2,dp_shard=4,cp=2,tp=2", "--rank", "45", *SMALL],
     "fsdp2_fake_rank5_of_16": ["fsdp2", "--backend", "fake", "--mesh", "pp=2,dp_shard=4,tp=2", "--rank", "5", *SMALL],
-    "collectives_2": ["collectives", "--max-bytes", "65536", "--factor", "16", "--iterations", "3"],
+    "collectives_4": ["collectives", "--max-bytes", "65536", "--factor", "16", "--iterations", "3"],
     "deepspeed_zero1_2": ["deepspeed_zero", "--stage", "1", *SMALL],
     "deepspeed_zero2_2": ["deepspeed_zero", "--stage", "2", *SMALL],
     "deepspeed_zero3_2": ["deepspeed_zero", "--stage", "3", *SMALL],
@@ -77,8 +77,32 @@ def without_host(path: Path) -> None:
     path.write_bytes(gzip.compress(data, 9, mtime=0) if packed else data)
 
 
+def list_samples() -> None:
+    """Write the table of all samples into README.md, from their manifests."""
+    rows = ["| sample | mesh | backend | ranks | steps | verified | size | command |", "|-|-|-|-|-|-|-|-|"]
+    for folder in sorted(path for path in HERE.iterdir() if path.is_dir()):
+        manifests = sorted(folder.glob("*.manifest.json"))
+        if not manifests:
+            continue
+        told = json.loads(manifests[0].read_text())
+        mesh = ", ".join(f"{axis['name']}={axis['size']}" for axis in told["mesh"])
+        alone = f"rank {told['rank']} of {told['world_size']}"
+        ranks = alone if len(manifests) < told["world_size"] else str(len(manifests))
+        steps = f"{told['steps'][0]}-{told['steps'][-1]}"
+        verified = "yes" if any(note.startswith("verified") for note in told["notes"]) else ""
+        size = sum(path.stat().st_size for path in folder.iterdir()) // 1000
+        rows.append(f"| `{folder.name}` | {mesh} | {told['backend']} | {ranks} | {steps} | {verified} | {size} kB | `{told['command']}` |")
+    path = HERE / "README.md"
+    before, start, rest = path.read_text().partition("<!-- samples -->")
+    _, end, after = rest.partition("<!-- end -->")
+    path.write_text(before + start + "\n" + "\n".join(rows) + "\n" + end + after)
+
+
 def main() -> None:
-    """Record the samples named on the command line, all without one."""
+    """Record the samples named on the command line, all without one; ``list`` only writes the table."""
+    if sys.argv[1:] == ["list"]:
+        list_samples()
+        return
     chosen = sys.argv[1:] or list(SAMPLES)
     strange = [name for name in chosen if name not in SAMPLES]
     if strange:
@@ -86,6 +110,7 @@ def main() -> None:
     for name in chosen:
         print(name, flush=True)
         record(name)
+    list_samples()
 
 
 if __name__ == "__main__":
