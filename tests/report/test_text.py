@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import Markup
 
-from tracekit.report.html import named
+from tracekit.report.pages import named
 from tracekit.report.text import plotly_text, script_json, visible
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tracekit.cli.common import OutputFile, job_options, load_options, voice_options
+from tracekit.cli.common import OutputFile, Stopwatch, job_options, load_options, voice_options
 from tracekit.errors import PartialInputError, UsageError
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ def command(
 
     A trace is what torch.profiler exports: JSON, plain or compressed, one or several files a rank.
     """
-    clock = _Stopwatch(verbose > 0)
+    clock = Stopwatch(verbose > 0)
     if no_report and output is not None:
         raise click.UsageError("--output and --no-report exclude each other")
     if operations and json_file is None:
@@ -79,7 +78,7 @@ def command(
         _refuse_partial(document)
 
 
-def _analyzed(paths: tuple[str, ...], options: LoadOptions, quiet: bool, clock: _Stopwatch) -> tuple[Job, Mapping[str, Result]]:
+def _analyzed(paths: tuple[str, ...], options: LoadOptions, quiet: bool, clock: Stopwatch) -> tuple[Job, Mapping[str, Result]]:
     from tracekit import analyses
     from tracekit.cli.progress import reading
     from tracekit.job.load import load_job
@@ -132,17 +131,3 @@ def _refuse_partial(document: Mapping[str, Any]) -> None:
     parts = [f"{len(bad)} of {len(document['coverage'])} files were not read whole (first: {Path(bad[0]['file']).name})"] if bad else []
     parts += [f"{len(missing)} of {document['job']['world_size']} ranks are missing"] if missing else []
     raise PartialInputError("--strict: " + " and ".join(parts), "what could be read was analyzed; coverage says what was not")
-
-
-class _Stopwatch:
-    """Prints how long each part took, with ``-v``."""
-
-    def __init__(self, on: bool) -> None:
-        self._on = on
-        self._last = time.perf_counter()
-
-    def lap(self, what: str) -> None:
-        now = time.perf_counter()
-        if self._on:
-            click.echo(f"{what} in {now - self._last:.2f} s", err=True)
-        self._last = now

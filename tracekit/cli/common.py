@@ -1,8 +1,9 @@
-"""Options that several commands share, and how their text is read. Nothing heavy is imported here."""
+"""What several commands share: options, how their text is read, and the stopwatch of ``-v``. Nothing heavy is imported here."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -141,3 +142,17 @@ def load_options(given: dict[str, Any]) -> LoadOptions:
     names = ("mesh", "gpus_per_node", "ranks", "steps", "jobs", "scheduler")
     folder = None if given["no_cache"] else given["cache"] or str(default_directory())
     return LoadOptions(**{name: given[name] for name in names}, cache=folder)
+
+class Stopwatch:
+    """Prints how long each part took, with ``-v``."""
+
+    def __init__(self, on: bool) -> None:
+        self._on = on
+        self._last = time.perf_counter()
+
+    def lap(self, what: str) -> None:
+        """``what`` is done: say how long it took since the lap before."""
+        now = time.perf_counter()
+        if self._on:
+            click.echo(f"{what} in {now - self._last:.2f} s", err=True)
+        self._last = now

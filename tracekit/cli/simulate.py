@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tracekit.cli.analyze import _Stopwatch
-from tracekit.cli.common import OutputFile, ParamType
+from tracekit.cli.common import OutputFile, ParamType, Stopwatch
 from tracekit.simulate.registry import EXPERIMENTS, ExperimentModule, load
 
 if TYPE_CHECKING:
@@ -104,7 +103,7 @@ def experiment_command(name: str) -> click.Command:
     ]
 
     def callback(output: str | None, json_file: str | None, moments: str, quiet: bool, verbose: int, **given: Any) -> None:
-        clock = _Stopwatch(verbose > 0)
+        clock = Stopwatch(verbose > 0)
         experiment = _experiment(module, given, output, json_file)
         clock.lap("computed")
         _write(experiment, output, json_file)

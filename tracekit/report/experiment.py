@@ -10,11 +10,8 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-import jinja2
 import pandas as pd
 from markupsafe import Markup
 
@@ -22,9 +19,9 @@ from tracekit import __version__
 from tracekit.findings import Table
 from tracekit.report import palette
 from tracekit.report.document import clean, encode, write_atomically
-from tracekit.report.html import named
+from tracekit.report.pages import asset, template
 from tracekit.report.tables import table_data
-from tracekit.report.text import script_json, visible
+from tracekit.report.text import script_json
 from tracekit.simulate.experiment import CELL_KINDS, Bar, Check, Experiment, Gantt, Moment
 from tracekit.units import format_bytes
 
@@ -34,7 +31,6 @@ MOST_CELLS = 60_000
 MOST_BARS = 20_000
 #: A number below this would be shown as 0 among others with a few digits behind the point.
 _TINY = 5e-5
-_TEMPLATES = Path(__file__).parent / "templates"
 #: Colour of each kind of cell: what belongs to parameters is blue, gradients are warm, activations green.
 CELL_ROLES = {
     "parameter": "compute",
@@ -151,7 +147,7 @@ def render(experiment: Experiment, document: Mapping[str, Any] | None = None) ->
     """The whole page. ``document`` is that of ``experiment_document``, made when it is not given."""
     found = experiment_document(experiment) if document is None else document
     picture, left_out = _picture(found["moments"])
-    return _template().render(
+    return template("experiment.html").render(
         experiment=experiment,
         version=__version__,
         arguments=[(name.replace("_", " "), _argument(value)) for name, value in found["arguments"].items()],
@@ -163,9 +159,9 @@ def render(experiment: Experiment, document: Mapping[str, Any] | None = None) ->
         tables=[_table(table, f"t{number}") for number, table in enumerate(experiment.tables)],
         calls=[vars(call) | {"size": format_bytes(call.full_bytes)} for call in experiment.calls],
         checks=[_check(check) for check in experiment.checks],
-        css=_asset("style.css") + _asset("experiment.css"),
+        css=asset("style.css") + asset("experiment.css"),
         palette=Markup(palette.css()),
-        scripts=[_asset(name) for name in ("page.js", "tables.js", "experiment.js")],
+        scripts=[asset(name) for name in ("page.js", "tables.js", "experiment.js")],
     )
 
 
@@ -266,17 +262,3 @@ def _bar(bar: Bar, end: float, role: str, unit: str) -> dict[str, Any]:
 
 def _json(value: Any) -> Markup:
     return Markup(script_json(encode(value)).decode())
-
-
-def _asset(name: str) -> Markup:
-    return Markup((_TEMPLATES / name).read_text(encoding="utf-8"))
-
-
-@cache
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["named"] = named
-    environment.filters["visible"] = visible
-    return environment.get_template("experiment.html")

@@ -13,18 +13,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import jinja2
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from tracekit.errors import TracekitError
 from tracekit.findings import Chart, Result, Section, Table, Timeline
 from tracekit.report import coverage, figures, overview, palette
 from tracekit.report.document import encode, write_atomically
+from tracekit.report.pages import asset, template
 from tracekit.report.tables import table_data
-from tracekit.report.text import pieces, script_json, visible
+from tracekit.report.text import script_json, visible
 from tracekit.report.timeline import by_name, timeline_data
 
-_TEMPLATES = Path(__file__).parent / "templates"
 _SCRIPTS = ("page.js", "tables.js", "charts.js", "timeline.js")
 _PLOTLY_MARK = b"<!--plotly-->"
 
@@ -50,14 +49,14 @@ def plotly_source() -> bytes:
 
 def _parts(results: Mapping[str, Result], document: Mapping[str, Any], plotly_js: str) -> Iterable[bytes]:
     sections = [section for result in results.values() for section in result.sections()]
-    page = _template().render(
+    page = template("report.html").render(
         **_head(document),
         sections=_chapters(sections),
         coverage=_coverage(document),
         plotly_js=None if plotly_js == "inline" else plotly_js,
-        css=_asset("style.css"),
+        css=asset("style.css"),
         palette=Markup(palette.css()),
-        scripts=[_asset(name) for name in _SCRIPTS],
+        scripts=[asset(name) for name in _SCRIPTS],
     )
     before, _, after = page.encode("utf-8", "replace").partition(_PLOTLY_MARK)
     if plotly_js == "inline":
@@ -130,28 +129,3 @@ def _table(table: Table, key: str) -> dict[str, Any]:
 
 def _json(value: Any) -> Markup:
     return Markup(script_json(encode(value)).decode())
-
-
-def named(text: str) -> Markup:
-    """Text of the trace as HTML: escaped, with characters that would act shown by their code (see ``.ctl`` in the style sheet)."""
-    parts = pieces(text)
-    if len(parts) == 1 and not parts[0][1]:
-        return escape(text)
-    return Markup("").join(
-        Markup('<span class="ctl" data-code="{}">{}</span>').format(code, part) if code else escape(part) for part, code in parts
-    )
-
-
-def _asset(name: str) -> Markup:
-    return Markup((_TEMPLATES / name).read_text(encoding="utf-8"))
-
-
-@cache
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["named"] = named
-    environment.filters["quantity"] = overview.format_us
-    environment.filters["percent"] = overview.percent
-    return environment.get_template("report.html")
