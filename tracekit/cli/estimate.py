@@ -143,11 +143,12 @@ def _estimate(spec: Spec, output: str | None, json_file: str | None, out: Any) -
     from tracekit.cli.estimate_text import print_estimate
     from tracekit.estimate.estimate import estimate
     from tracekit.report import estimate as report
+    from tracekit.report import estimate_json
 
     result = estimate(spec.shape, spec.plan, spec.hardware, spec.assumptions)
     if output is not None:
         report.write(output, result)
-    _write_json(json_file, report.document(result))
+    _write_json(json_file, estimate_json.document(result))
     if out is not None:
         print_estimate(result, output, out)
 
@@ -159,6 +160,7 @@ def _search(
     from tracekit.cli.estimate_text import print_fit
     from tracekit.estimate.fit import fitting, search
     from tracekit.report import estimate as report
+    from tracekit.report import estimate_json
     from tracekit.units import format_bytes
 
     batch = spec.plan.global_batch * (data_ranks or 1)
@@ -167,7 +169,7 @@ def _search(
     sentence = f"{fit} of {len(candidates)} meshes of {ranks} ranks fit into {format_bytes(memory_bytes)}, for {batch} sequences a step."
     if output is not None:
         report.write_fit(output, candidates, spec.shape.name, sentence)
-    _write_json(json_file, report.fit_document(candidates, ranks, memory_bytes))
+    _write_json(json_file, estimate_json.fit_document(candidates, ranks, memory_bytes))
     if out is not None:
         print_fit(candidates, sentence, output, out)
 
@@ -183,13 +185,13 @@ def _module(target: str, values: dict[str, Any], json_file: str | None, out: Any
     from tracekit.cli.estimate_text import print_role
     from tracekit.estimate.estimate import estimate_parameters
     from tracekit.estimate.spec import spec_of
-    from tracekit.report import estimate as report
+    from tracekit.report import estimate_json
 
     spec = spec_of({**values, "model": "llama3-8b"})  # the shape is not used
     if spec.plan.mesh.pp * spec.plan.mesh.tp * spec.plan.mesh.cp * spec.plan.mesh.ep > 1:
         raise UsageError("--module knows parameters, not how layers are divided", "leave pp, cp, tp and ep out, or give a model's sizes")
     role = estimate_parameters(parameters_of_module(target), spec.plan, spec.hardware)
-    _write_json(json_file, report.role_document(role, spec.plan, spec.hardware))
+    _write_json(json_file, estimate_json.role_document(role, spec.plan, spec.hardware))
     if out is not None:
         print_role(role, spec, out)
 

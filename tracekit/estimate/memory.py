@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from tracekit.estimate.activations import Activations, BackwardStep
 from tracekit.estimate.allocator import reserved_bytes, rounding
 from tracekit.estimate.buckets import zero_buckets
-from tracekit.estimate.gathered import Bucketed, Fsdp1, Fsdp2, Sharding, Transient, UnitBytes, Zero3, unit_bytes
+from tracekit.estimate.gathered import Bucketed, Fsdp1, Fsdp2, Sharding, Transient, Zero3
 from tracekit.estimate.model_state import ModelState, model_state
 from tracekit.estimate.parameters import ROOT, Parameter
 from tracekit.estimate.pipeline import in_flight_until_weight
+from tracekit.estimate.places import adds_in_place, by_part, early_root_elements, needs_sharding, places_of, receive_buffers
 from tracekit.estimate.plan import WHOLE_GRADIENTS, Plan
-from tracekit.estimate.units import Shapes, Unit, parameters_of, shapes_of, units_of
+from tracekit.estimate.units import units_of
 
 CATEGORIES = (
     "parameters",
@@ -89,23 +89,23 @@ class _Walk:
         self.chunks, self.now = activations, activations[-1]
         units = units_of(parameters, plan, shard_rank)
         self.state = model_state(units, plan, parameters)
-        self.root, self.places = _places(units, plan)
-        self.early_elements = _early_root_elements(parameters)
+        self.root, self.places = places_of(units, plan)
+        self.early_elements = early_root_elements(parameters)
         self.early = self.early_elements * plan.recipe.gradients
         self.root_elements = sum(p.elements for p in parameters if not p.unit)
         self.produced = 0
-        self.by_part = _by_part(units)
+        self.by_part = by_part(units)
         #: Gradients are kept whole, as autograd leaves them.
-        self.plain = plan.strategy.name in WHOLE_GRADIENTS or (plan.strategy.shards_parameters and not _needs_sharding(plan))
+        self.plain = plan.strategy.name in WHOLE_GRADIENTS or (plan.strategy.shards_parameters and not needs_sharding(plan))
         self.lost = rounding(self.state.tensors) if plan.device == "cuda" else 0
-        self.received = _receive_buffers(plan, stage, self.now.stream)
+        self.received = receive_buffers(plan, stage, self.now.stream)
         self.stage = stage
         self.first = plan.batch.micro_batches == 1
         self._begin()
 
     def _begin(self) -> None:
         """Set up for the first backward of the step (``first``: no gradient is there yet), or for a later one."""
-        self.in_place = _adds_in_place(self.plan, self.state.gradients_are_buckets, not self.first)
+        self.in_place = adds_in_place(self.plan, self.state.gradients_are_buckets, not self.first)
         self.sharding = _sharding(self)
         self.waiting = self._waiting()
 
@@ -277,81 +277,6 @@ class _Walk:
             return kept, 0
         left = self.places[: done + 1] if done >= 0 else () if done == -2 else self.places
         return kept, sum(place.accumulated for place in left) + (self.root.accumulated if self.root is not None else 0)
-
-
-def _needs_sharding(plan: Plan) -> bool:
-    """False for a group of one that computes with what it stores: nothing is gathered, gradients are kept as they come."""
-    return plan.strategy.framework == "torch_fsdp2" or plan.shard > 1 or plan.recipe.compute != plan.recipe.parameter
-
-
-def _receive_buffers(plan: Plan, stage: int, message: int) -> int:
-    """Bytes of the buffers in which torch's stages receive: one for each micro-batch and neighbour, there from the start.
-
-    torch/distributed/pipelining/stage.py, ``_create_act_recv_info``; with several chunks a rank, for each of them.
-    """
-    p, m, v = plan.mesh.pp, plan.batch.micro_batches, plan.virtual_stages
-    if p == 1 or not plan.receive_buffers:
-        return 0
-    return m * message * (2 * v - (stage == 0) - (stage == p - 1))
-
-
-def _adds_in_place(plan: Plan, views: bool, many: bool) -> bool:
-    """Whether autograd adds each whole gradient to one that is there (``many``: of micro-batches before; ``views``: of DDP's buckets).
-
-    Then it lives for a moment only. That is so where gradients of several micro-batches are not reduced in between, and have no other type.
-    """
-    if not plan.strategy.shards_parameters:
-        return views or (many and plan.strategy.name != "zero2" and plan.recipe.gradient == plan.recipe.autograd)
-    return many and not plan.strategy.syncs_each and plan.recipe.reduce == plan.recipe.autograd
-
-
-def _by_part(units: Sequence[Unit]) -> dict[str, Mapping[str, int]]:
-    """Elements of each unit by the last but one word of its parameters' names (``down`` of layers.0.mlp.down.weight); '' is all of it."""
-    found: dict[str, Mapping[str, int]] = {}
-    for unit in units:
-        name = unit.parameters[0].unit
-        own = _parts(tuple(_part(p.name) for p in unit.parameters), shapes_of(unit.parameters))
-        before = found.get(name)
-        found[name] = own if before is None else {key: before.get(key, 0) + own.get(key, 0) for key in {*before, *own}}
-    return found
-
-
-def _part(name: str) -> str:
-    words = name.rsplit(".", 2)
-    return words[-2] if len(words) > 1 else name
-
-
-@lru_cache(maxsize=4096)
-def _parts(names: tuple[str, ...], shapes: Shapes) -> Mapping[str, int]:
-    """Elements by part of one unit; layers have the same."""
-    parts = {"": 0}
-    for name, parameter in zip(names, parameters_of(shapes), strict=True):
-        parts[name] = parts.get(name, 0) + parameter.elements
-        parts[""] += parameter.elements
-    return parts
-
-
-def _places(units: Sequence[Unit], plan: Plan) -> tuple[UnitBytes | None, list[UnitBytes]]:
-    """(the root's unit, all others in order of use: a layer together with its experts)."""
-    places: dict[str, list[Unit]] = {}
-    root: list[Unit] = []
-    for unit in units:
-        if unit.root:
-            root.append(unit)
-        else:
-            places.setdefault(unit.parameters[0].unit, []).append(unit)
-    return unit_bytes(root, plan) if root else None, [unit_bytes(members, plan) for members in places.values()]
-
-
-def _early_root_elements(parameters: Sequence[Parameter]) -> int:
-    """Elements of the root's gradients that backward computes before those of the other units.
-
-    Parameters listed behind the first unit (norm, head) come first; so does an embedding that is the head as well.
-    """
-    first = next((index for index, p in enumerate(parameters) if p.unit), 0)
-    root = [(index, p) for index, p in enumerate(parameters) if not p.unit]
-    tied = any(p.role == "norm" for _, p in root) and not any(p.role == "head" for p in parameters)
-    return sum(p.elements for index, p in root if index >= first or (tied and p.role == "embedding"))
 
 
 def _sharding(walk: _Walk) -> Sharding:
