@@ -36,7 +36,6 @@ ANALYSIS_KEYS = (
 )
 _REASONS = {
 
-    "experts": "this version of tracekit does not analyze expert balance yet",
     "comparison": "this version of tracekit does not compare with a model yet",
 }
 
