@@ -143,6 +143,7 @@ def load_options(given: dict[str, Any]) -> LoadOptions:
     folder = None if given["no_cache"] else given["cache"] or str(default_directory())
     return LoadOptions(**{name: given[name] for name in names}, cache=folder)
 
+
 class Stopwatch:
     """Prints how long each part took, with ``-v``."""
 
