@@ -13,7 +13,7 @@ from tracekit.estimate.hardware import HARDWARE, Hardware
 from tracekit.estimate.memory import Moment, RankMemory, rank_memory
 from tracekit.estimate.model_state import ModelState
 from tracekit.estimate.parameters import stage_chunks
-from tracekit.estimate.recorded import Recorded, axis_of, parameters_of, recorded
+from tracekit.estimate.recorded import Recorded, parameters_of, recorded
 from tracekit.manifest import Manifest
 
 #: Moments this close to the peak are taken for it.
@@ -26,7 +26,7 @@ Key = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Volume:
-    """What one class of collectives of one rank moves in a step. ``uncertain``: its bytes depend on what the model cannot know (routing)."""
+    """What one class of collectives of one rank moves in a step. ``uncertain``: its bytes depend on the router."""
 
     calls: int
     full_bytes: int
@@ -54,13 +54,14 @@ def predict(rank: int, manifest: Manifest) -> Prediction:
         if found.shape is None:
             return _any_model(rank, manifest, found)
         check(found.shape, found.plan)
-        held = local_parameters(found.shape, found.plan, found.stage)
+        held = found.wrapped(local_parameters(found.shape, found.plan, found.stage))
         memory = rank_memory(held, chunk_activations(found.shape, found.plan, found.stage), found.plan, found.stage, found.shard_rank)
         if not found.keeps_buckets:
             memory = _without_buckets(memory)
         chunks = stage_chunks(found.shape.layers, found.plan.mesh.pp, found.plan.virtual_stages, found.stage)
         layers = [layer for chunk in chunks for layer in chunk]
-        rows = merged([*data_parallel(held, found.plan), *model_parallel(found.shape, found.plan, layers, found.stage, held)])
+        training = [*data_parallel(held, found.plan), *model_parallel(found.shape, found.plan, layers, found.stage, held)]
+        rows = merged([*training, *found.flags])
     except UsageError as error:
         return Prediction(rank, manifest, problem=error.problem)
     return Prediction(rank, manifest, found, memory.state, memory.peak, memory.moments, classes(found, rows))
@@ -78,11 +79,11 @@ def _without_buckets(memory: RankMemory) -> RankMemory:
 
 def _any_model(rank: int, manifest: Manifest, found: Recorded) -> Prediction:
     """A model that is no transformer we know: its parameters are exact, of its activations nothing is known."""
-    held = parameters_of(manifest)
+    held = found.wrapped(parameters_of(manifest))
     if not held:
         return Prediction(rank, manifest, problem="the manifest lists no parameters")
     role = estimate_parameters(held, found.plan, HARDWARE["h100"], shard_rank=found.shard_rank)
-    return Prediction(rank, manifest, found, role.memory.state, None, (), classes(found, role.traffic))
+    return Prediction(rank, manifest, found, role.memory.state, None, (), classes(found, merged([*role.traffic, *found.flags])))
 
 
 def moment_like(prediction: Prediction, seen: Mapping[str, int]) -> Moment | None:
@@ -108,7 +109,7 @@ def classes(found: Recorded, rows: Sequence[Traffic]) -> dict[Key, Volume]:
     calls: Counter[Key] = Counter()
     sizes: Counter[Key] = Counter()
     for row in rows:
-        key = (axis_of(found, row.axis, row.purpose), row.kind, row.purpose)
+        key = (found.axis_of(row), row.kind, row.purpose)
         calls[key] += row.calls
         sizes[key] += row.calls * row.full_bytes
     routed = ("expert_dispatch", "expert_combine")

@@ -75,6 +75,24 @@ def ddp_buckets(
     return assign(backwards, [2**63] if first_iteration else limits(bucket_cap_mb), gradient_bytes)
 
 
+def deepspeed_buckets(parameters: Sequence[Parameter], most: int) -> list[Bucket]:
+    """Buckets of DeepSpeed in the order of ``parameters``; ``bytes`` counts elements here.
+
+    One is closed before a gradient that would bring it above ``most`` elements (``reduce_bucket_size`` in
+    deepspeed/runtime/zero/stage_1_and_2.py).
+    """
+    names: list[list[str]] = [[]]
+    filled = [0]
+    for parameter in parameters:
+        if parameter.trainable:
+            if filled[-1] + parameter.elements > most:
+                names.append([])
+                filled.append(0)
+            names[-1].append(parameter.name)
+            filled[-1] += parameter.elements
+    return [Bucket(tuple(members), size) for members, size in zip(names, filled, strict=True) if members]
+
+
 def zero_buckets(parameters: Sequence[Parameter], bucket_cap_mb: float | None = None, gradient_bytes: int | None = None) -> list[Bucket]:
     """Buckets of ZeRO-1 and ZeRO-2: gradients in reverse order of ``parameters``, every one up to ``bucket_cap_mb`` (25 MiB by default)."""
     limit = BUCKET_BYTES if bucket_cap_mb is None else int(bucket_cap_mb * MIB)

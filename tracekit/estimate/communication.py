@@ -13,7 +13,8 @@ tokens of a micro-batch on this rank; h hidden; t, c, p, EP sizes of axes; F(x) 
     sp             4 all-gathers + 4 reduce-scatters a layer of T h elements, 2 more all-gathers where inputs are gathered again
                    (arXiv:2205.05198); gradients of norms all-reduced once
     cp             ring: c-1 hops of the local keys and values forward, twice backward (KV and its gradient); allgather: all-gather of keys
-                   and values, backward again and a reduce-scatter; ulysses: all-to-all of Q, K, V and output, forward and backward
+                   and values, backward again and a reduce-scatter; ulysses: all-to-all of Q, K, V and output, forward and backward;
+                   blockwise: all-gather of Q, all-reduce of its softmax' scale, reduce-scatter of the output, and the way back
     pp             an activation of T h elements to the next stage, a gradient to the one before; tied embeddings all-reduced
     ep             dispatch and combine, forward and backward: all-to-all of k T h elements each
 """
@@ -25,10 +26,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tracekit.estimate.activations import tokens
-from tracekit.estimate.buckets import ddp_buckets, zero_buckets
+from tracekit.estimate.buckets import MIB, ddp_buckets, deepspeed_buckets, zero_buckets
 from tracekit.estimate.model_state import row_shard
 from tracekit.estimate.padding import round_up
-from tracekit.estimate.parameters import Parameter
+from tracekit.estimate.parameters import Parameter, largest
 from tracekit.estimate.pipeline import boundary_bytes, messages_sent
 from tracekit.estimate.plan import WHOLE_STATE, Plan
 from tracekit.estimate.shape import ModelShape
@@ -110,6 +111,8 @@ def data_parallel(parameters: Sequence[Parameter], plan: Plan) -> list[Traffic]:
     units = units_of(parameters, plan)
     if plan.strategy.shards_parameters:
         rows = [row for unit in units for row in _sharded_unit(unit, plan, unit is units[-1])]
+        if plan.strategy.framework == "deepspeed" and plan.strategy.bucket_cap_mb is not None:
+            rows = _deepspeed_reductions(units, parameters, plan, rows)
     elif plan.strategy.name in WHOLE_STATE:
         rows = list(_ddp(parameters, plan))
     else:
@@ -125,7 +128,7 @@ def _reduces(plan: Plan) -> int:
 def _groups(unit: Unit, plan: Plan) -> tuple[tuple[str, int], tuple[str, int]]:
     """(axis and stride of the shard group, those of the replicas) of a unit."""
     if unit.expert:
-        near = plan.mesh.ep * plan.mesh.etp
+        near = plan.mesh.expert_stride
         return ("dp_shard_in_ep", near), ("dp_replicate", stride_of(plan, "dp_replicate"))
     inner = "cp" if plan.mesh.dp_shard == 1 else "dp_shard"
     shard = stride_of(plan, "cp") if plan.mesh.cp > 1 else stride_of(plan, inner)
@@ -156,7 +159,7 @@ def _ddp(parameters: Sequence[Parameter], plan: Plan) -> Iterator[Traffic]:
     sets = [(axis_name(plan, "dp_replicate", "cp"), stride, plan.replicas, dense)]
     if apart:
         experts = [p for p in parameters if p.experts]
-        sets.append(("edp", plan.mesh.ep * plan.mesh.etp, plan.expert_replicas, experts))
+        sets.append(("edp", plan.mesh.expert_stride, plan.expert_replicas, experts))
     for axis, near, size, members in sets:
         for bucket in ddp_buckets(members, plan.strategy.bucket_cap_mb, gradient_bytes=plan.recipe.gradient):
             yield Traffic(axis, "gradient_sync", "all_reduce", "backward", size, near, _reduces(plan), bucket.bytes)
@@ -175,10 +178,10 @@ def _zero(parameters: Sequence[Parameter], units: Sequence[Unit], plan: Plan) ->
         for parameter in parameters:
             yield Traffic(axis, "parameter_sync", "broadcast", "optimizer", w, stride, 1, parameter.elements * recipe.parameter)
         return
-    for bucket in zero_buckets(parameters, strategy.bucket_cap_mb, recipe.reduce):
-        elements = round_up(bucket.bytes // recipe.reduce, w)
+    for size in _zero_bucket_bytes(parameters, plan):
+        elements = round_up(size // recipe.reduce, w)
         if strategy.deepspeed_allreduce:
-            yield Traffic(axis, "gradient_sync", "all_reduce", "backward", w, stride, reduces, bucket.bytes)
+            yield Traffic(axis, "gradient_sync", "all_reduce", "backward", w, stride, reduces, size)
         else:
             yield Traffic(axis, "gradient_scatter", "reduce_scatter", "backward", w, stride, reduces, elements * recipe.reduce)
         if strategy.framework == "buckets":
@@ -186,6 +189,32 @@ def _zero(parameters: Sequence[Parameter], units: Sequence[Unit], plan: Plan) ->
     if strategy.framework != "buckets":
         full = row_shard(parameters, plan, w)[0] * w * recipe.parameter
         yield Traffic(axis, "parameter_sync", "all_gather", "optimizer", w, stride, 1, full)
+
+
+def _zero_bucket_bytes(parameters: Sequence[Parameter], plan: Plan) -> list[int]:
+    """Bytes of every bucket of ZeRO-1 and ZeRO-2. DeepSpeed's, where a limit is given, in elements of four bytes: stage 1 goes forward."""
+    strategy, size = plan.strategy, plan.recipe.reduce
+    if strategy.framework != "deepspeed" or strategy.bucket_cap_mb is None:
+        return [bucket.bytes for bucket in zero_buckets(parameters, strategy.bucket_cap_mb, size)]
+    order = list(parameters) if strategy.name == "zero1" else list(reversed(parameters))
+    return [bucket.bytes * size for bucket in deepspeed_buckets(order, deepspeed_limit(parameters, strategy.bucket_cap_mb))]
+
+
+def deepspeed_limit(parameters: Sequence[Parameter], bucket_cap_mb: float) -> int:
+    """Elements that a bucket of DeepSpeed holds at most: the limit, or the largest gradient."""
+    return max(int(bucket_cap_mb * MIB / 4), largest(parameters))
+
+
+def _deepspeed_reductions(units: Sequence[Unit], parameters: Sequence[Parameter], plan: Plan, rows: Sequence[Traffic]) -> list[Traffic]:
+    """Stage 3 gathers unit by unit, and reduces bucket by bucket, each parameter padded by itself."""
+    cap, w = plan.strategy.bucket_cap_mb, plan.shard
+    kept = [row for row in rows if row.purpose != "gradient_scatter"]
+    (axis, stride), _ = _groups(units[0], plan)
+    size = {parameter.name: round_up(parameter.elements, w) * plan.recipe.reduce for parameter in parameters}
+    for bucket in deepspeed_buckets(list(reversed(parameters)), deepspeed_limit(parameters, cap or 0)):
+        full = sum(size[name] for name in bucket.names)
+        kept.append(Traffic(axis, "gradient_scatter", "reduce_scatter", "backward", w, stride, _reduces(plan), full))
+    return kept
 
 
 def model_parallel(shape: ModelShape, plan: Plan, layers: Sequence[int], stage: int, parameters: Sequence[Parameter]) -> list[Traffic]:
@@ -208,11 +237,13 @@ def _layer(shape: ModelShape, plan: Plan, layer: int) -> Iterator[Traffic]:
 def _tensor(shape: ModelShape, plan: Plan, layer: int, again: int) -> Iterator[Traffic]:
     """Two blocks a layer (attention, MLP), each with one pair of collectives a pass. Full recomputation repeats those of the forward.
 
-    A layer of undivided experts (etp 1) has only attention's pair with sequence parallelism: its tokens are divided already.
+    A layer of undivided experts (etp 1) has only attention's pair with sequence parallelism, as its tokens are divided already, and where
+    every rank computes all experts' outputs itself.
     """
     m, t, e = plan.batch.micro_batches, plan.mesh.tp, plan.recipe.autograd
     full = tokens(shape, plan) * shape.hidden * e
-    blocks = 1 if shape.has_experts(layer) and plan.sequence_parallel and plan.mesh.etp == 1 and t > 1 else 2
+    alone = plan.sequence_parallel or plan.mesh.expert_copies
+    blocks = 1 if shape.has_experts(layer) and alone and plan.mesh.etp == 1 and t > 1 else 2
     if not plan.sequence_parallel:
         yield Traffic("tp", "tensor_parallel", "all_reduce", "forward", t, 1, blocks * m, full)
         yield Traffic("tp", "tensor_parallel", "all_reduce", "backward", t, 1, blocks * m * (1 + again), full)
@@ -242,8 +273,18 @@ def _context(shape: ModelShape, plan: Plan, again: int) -> Iterator[Traffic]:
             yield row(kind, "backward", c - 1, keys, local, SUMMED)
     elif plan.context_parallel == "allgather":
         yield row("all_gather", "forward", 1, keys, local * c)
-        yield row("all_gather", "backward", 1 + again, keys, local * c)
+        yield row("all_gather", "backward", again + (0 if plan.keeps_gathered_keys else 1), keys, local * c)
         yield row("reduce_scatter", "backward", 1, keys, local * c, SUMMED)
+    elif plan.context_parallel == "blockwise":  # queries travel, not keys; lse and weights are one fp32 number a query and head
+        outputs, whole = shape.attention_width, local * c
+        yield row("all_gather", "forward", 1, shape.query_width, whole)
+        yield row("all_gather", "backward", again, shape.query_width, whole)
+        yield row("all_gather", "backward", 1, shape.query_width + outputs, whole)
+        yield row("all_gather", "backward", 1, 2 * shape.heads, whole, SUMMED)
+        for phase, calls in (("forward", 1), ("backward", again)):
+            yield row("all_reduce", phase, calls, shape.heads, whole, SUMMED)
+            yield row("reduce_scatter", phase, calls, outputs + shape.heads, whole, SUMMED)
+        yield row("reduce_scatter", "backward", 1, shape.query_width, whole, SUMMED)
     else:
         heads = shape.kv_heads // plan.mesh.tp or 1
         repeated = c // math.gcd(heads, c)
@@ -253,11 +294,12 @@ def _context(shape: ModelShape, plan: Plan, again: int) -> Iterator[Traffic]:
 
 
 def _expert(shape: ModelShape, plan: Plan, layer: int, again: int) -> Iterator[Traffic]:
-    """Balanced routing. With tensor parallelism each rank routes its share of the tokens."""
+    """Balanced routing. With tensor parallelism each rank routes its share of the tokens, unless it has copies of the experts."""
     if not shape.has_experts(layer) or plan.mesh.ep == 1:
         return
     m = plan.batch.micro_batches
-    full = -(-shape.top_k * tokens(shape, plan) * shape.hidden * plan.recipe.autograd // plan.mesh.tp)
+    share = 1 if plan.mesh.expert_copies else plan.mesh.tp
+    full = -(-expert_rows(shape, plan) * shape.hidden * plan.recipe.autograd // share)
     if plan.expert_counts:
         counts = COUNT * shape.experts
         yield Traffic("ep", "expert_dispatch", "all_to_all", "forward", plan.mesh.ep, plan.mesh.etp, m, counts)
@@ -265,6 +307,12 @@ def _expert(shape: ModelShape, plan: Plan, layer: int, again: int) -> Iterator[T
     for purpose in ("expert_dispatch", "expert_combine"):
         yield Traffic("ep", purpose, "all_to_all", "forward", plan.mesh.ep, plan.mesh.etp, m, full)
         yield Traffic("ep", purpose, "all_to_all", "backward", plan.mesh.ep, plan.mesh.etp, m * (1 + again), full)
+
+
+def expert_rows(shape: ModelShape, plan: Plan) -> int:
+    """Rows that the tokens of one micro-batch send to experts: k T; padded to E ceil(factor k T / E) where every expert takes as many."""
+    rows = shape.top_k * tokens(shape, plan)
+    return shape.experts * math.ceil(plan.expert_padding * rows / shape.experts) if plan.expert_padding else rows
 
 
 def _ends(shape: ModelShape, plan: Plan, first: bool, last: bool) -> Iterator[Traffic]:
@@ -303,7 +351,7 @@ def _norm_gradients(plan: Plan, parameters: Sequence[Parameter]) -> Iterator[Tra
     norms = [p.elements for p in parameters if p.role == "norm"] if plan.sequence_parallel else []
     calls = 1 if plan.regather_inputs else plan.batch.micro_batches
     for elements in [sum(norms)] if plan.regather_inputs and norms else norms:
-        yield Traffic("tp", "tensor_parallel", "all_reduce", "backward", plan.mesh.tp, 1, calls, elements * plan.recipe.gradient)
+        yield Traffic("tp", "gradient_sync", "all_reduce", "backward", plan.mesh.tp, 1, calls, elements * plan.recipe.gradient)
 
 
 def _pipeline(shape: ModelShape, plan: Plan, stage: int, first: bool, last: bool) -> Iterator[Traffic]:

@@ -206,7 +206,8 @@ def _stage_flops(shape: ModelShape, plan: Plan, held: Sequence[Parameter], layer
     for parameter in held:
         if len(parameter.shape) < 2 or parameter.role in ("embedding", "norm"):
             continue
-        share = shape.top_k / shape.experts * mesh.ep * mesh.etp / mesh.tp if parameter.experts else 1.0
+        parts = mesh.etp / mesh.tp if not mesh.expert_copies else 1
+        share = shape.top_k / shape.experts * mesh.ep * parts if parameter.experts else 1.0
         if parameter.layer is None:
             outside += parameter.elements
         else:

@@ -187,6 +187,7 @@ class Plan:
     norms are summed in one call (Megatron); False: it is kept, and each is summed by itself (DTensor). ``expert_counts``: ranks of ep tell
     each other how many rows come before they send them. ``expert_padding``: every expert takes this many times its even share of rows from
     each rank, filled with zeros where there are fewer (0: as many as come).
+    ``keeps_gathered_keys``: with context_parallel allgather, keys and values of all ranks are kept for backward, not gathered again.
     ``receive_buffers``: a pipeline stage has one for each micro-batch (torch). ``keeps_logits``: the program holds logits in a variable
     until backward has ended.
     """
@@ -211,6 +212,7 @@ class Plan:
     keeps_logits: bool = False
     expert_counts: bool = True
     expert_padding: float = 0.0
+    keeps_gathered_keys: bool = False
     receive_buffers: bool = True
 
     def __post_init__(self) -> None:

@@ -1,30 +1,35 @@
 """A recorder's manifest as the model's input: the shape of the model, and the plan of mesh, strategy, recipe and batch.
 
-``plan_of`` knows the options of the reference workloads; of any other job it takes what the manifest shows: units tell FSDP or DDP,
+``recorded`` knows the options of the reference workloads; of any other job it takes what the manifest shows: units tell FSDP or DDP,
 placements tell tensor parallelism, element types the recipe. What the model has no formula for is a ``UsageError`` that says which.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tracekit.errors import UsageError
+from tracekit.estimate.communication import Traffic
 from tracekit.estimate.parameters import Parameter
 from tracekit.estimate.plan import Batch, MeshSizes, Plan, Strategy
 from tracekit.estimate.recipe import OPTIMIZERS, RECIPES, Recipe
+from tracekit.estimate.recorded_axes import axis_names, axis_of, shard_rank, used_sizes
+from tracekit.estimate.recorded_strategy import averages_by_hand, strategy_of
+from tracekit.estimate.recorded_values import MOST, flag, number, whole, word
 from tracekit.estimate.shape import ModelShape
 from tracekit.manifest import Manifest
 
 #: Element type -> bytes.
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8, "float8_e4m3fn": 1}
-#: Axes of a recorded mesh that the model knows.
-AXES = ("pp", "dp_replicate", "dp_shard", "ep", "cp", "tp")
+_SIZES = ("layers", "hidden", "heads", "ffn", "vocabulary", "sequence")
 _SCHEDULES = {"interleaved_zero_bubble": "interleaved_1f1b"}
 _REFUSED_SCHEDULES = ("zbv",)
-#: Buckets of gradients that workloads average by hand [MiB].
-_HAND_BUCKETS = 25.0
+#: A dimension of a DTensor that is divided, in the long and the short form of torch: ``Shard(dim=0)``, ``S(0)``, ``_S(0, 2)``.
+_SHARDED = re.compile(r"_?S(?:hard|tridedShard)?\((?:dim=)?(\d{1,3})")
+MOST_LAYERS, MOST_MICRO_BATCHES, MOST_DIMENSIONS = 10_000, 1_000_000, 16
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,8 @@ class Recorded:
     """What a manifest says, in the model's terms. ``stage`` of the pipeline this rank is on; ``shape`` None for a model of unknown kind.
 
     ``axis_names`` maps the model's name of a data-parallel group to the recording's. ``keeps_buckets`` False: gradients travel like DDP's,
-    but are averaged by hand when backward is over.
+    but are averaged by hand when backward is over. ``units``: parameter -> its unit, where that is not as the plan wraps. ``flags``: small
+    all-reduces beside training (norms of gradients, whether any is not finite).
     """
 
     shape: ModelShape | None
@@ -41,32 +47,41 @@ class Recorded:
     shard_rank: int
     axis_names: Mapping[str, str]
     keeps_buckets: bool = True
+    units: Mapping[str, str] | None = None
+    flags: tuple[Traffic, ...] = ()
+
+    def axis_of(self, row: Traffic) -> str:
+        """The recording's name of the axis of one line of predicted traffic."""
+        return axis_of(self.plan, self.axis_names, row.axis, row.purpose)
+
+    def wrapped(self, held: Sequence[Parameter]) -> Sequence[Parameter]:
+        """The parameters in the units of the recording."""
+        units = self.units
+        return held if units is None else [replace(p, unit=units.get(p.name, p.unit)) for p in held]
 
 
 def recorded(manifest: Manifest) -> Recorded:
     """The model's input for one rank. UsageError where there is no formula for what the job did."""
-    sizes = {axis.name: axis.size for axis in manifest.mesh}
-    strange = [name for name, size in sizes.items() if name not in AXES and size > 1]
-    if strange:
-        raise UsageError(f"the model knows no mesh axis {strange[0]!r}")
     if manifest.strategy == "collectives":
         raise UsageError("single collectives are no training: there is nothing to predict of them")
+    sizes = used_sizes(manifest)
     shape = shape_of(manifest)
     plan = plan_of(manifest, sizes)
-    place = manifest.coordinate
-    by_hand = _maker(manifest) is _by_hand
-    return Recorded(shape, plan, place.get("pp", 0), _shard_rank(manifest, sizes), _axis_names(sizes), not by_hand)
+    stage = manifest.coordinate.get("pp", 0) if plan.mesh.pp > 1 else 0
+    if not 0 <= stage < plan.mesh.pp:
+        raise UsageError(f"the manifest's place along pp is none of {plan.mesh.pp}", "record the job again")
+    names = axis_names(sizes, math.prod(axis.size for axis in manifest.mesh))
+    place, units = shard_rank(manifest, sizes), _units(manifest, plan)
+    return Recorded(shape, plan, stage, place, names, not averages_by_hand(manifest), units, tuple(_flags(manifest, plan, sizes)))
 
 
 def shape_of(manifest: Manifest) -> ModelShape | None:
     """The transformer that the manifest describes; None where it describes none."""
-    model = manifest.model
-    needed = ("layers", "hidden", "heads", "ffn", "vocabulary", "sequence")
-    if model.get("architecture") != "transformer" or not all(isinstance(model.get(key), int) for key in needed):
+    model, options = manifest.model, manifest.options
+    if model.get("architecture") != "transformer" or any(key not in model for key in _SIZES):
         return None
-    options = manifest.options
-    experts = int(options.get("experts", 0)) if manifest.strategy in ("expert_parallel", "hybrid_5d") else 0
-    layers, hidden, heads, ffn, vocabulary, sequence = (int(model[key]) for key in needed)
+    experts = whole(options, "experts", 0, 10**5) if manifest.strategy in ("expert_parallel", "hybrid_5d") else 0
+    layers, hidden, heads, ffn, vocabulary, sequence = (whole(model, key, None, MOST_LAYERS if key == "layers" else MOST) for key in _SIZES)
     return ModelShape(
         layers,
         hidden,
@@ -74,49 +89,53 @@ def shape_of(manifest: Manifest) -> ModelShape | None:
         ffn,
         vocabulary,
         sequence,
-        kv_heads=int(model.get("kv_heads", 0)),
-        gated=bool(model.get("gated_mlp", False)),
-        learned_positions=bool(model.get("learned_positions", False)),
-        tied_embeddings=bool(model.get("tied_embeddings", False)),
-        norm=str(model.get("norm", "rmsnorm")),
+        kv_heads=whole(model, "kv_heads", 0),
+        gated=flag(model, "gated_mlp", False),
+        learned_positions=flag(model, "learned_positions", False),
+        tied_embeddings=flag(model, "tied_embeddings", False),
+        norm=word(model, "norm", "rmsnorm"),
         experts=experts,
-        top_k=int(options.get("top_k", 1)) if experts else 1,
+        top_k=whole(options, "top_k", 1) if experts else 1,
         name=manifest.strategy,
     )
 
 
 def plan_of(manifest: Manifest, sizes: Mapping[str, int]) -> Plan:
     """Mesh, strategy, recipe and batch of a recording."""
-    strategy, data = _strategy(manifest, sizes)
-    batch = manifest.batch
+    options, shape = manifest.options, manifest.model
+    strategy, mesh = _strategy(manifest, sizes)
     device = "cuda" if manifest.device not in ("", "CPU") else "cpu"
-    shape = manifest.model
     context = manifest.strategy.removeprefix("context_parallel_") if manifest.strategy.startswith("context_parallel_") else "allgather"
-    schedule = str(manifest.pipeline.get("schedule", "1f1b"))
+    schedule = word(manifest.pipeline, "schedule", "1f1b")
     if schedule in _REFUSED_SCHEDULES:
         raise UsageError(f"the model has no messages of schedule {schedule}")
+    padded = flag(options, "padding", False)
     return Plan(
-        mesh=data,
+        mesh=mesh,
         strategy=strategy,
         recipe=recipe_of(manifest, strategy),
-        batch=Batch(micro_batch=(batch.micro_batch if batch and batch.micro_batch else 1), micro_batches=_micro_batches(manifest)),
+        batch=_batch(manifest),
         schedule=_SCHEDULES.get(schedule, schedule),
-        virtual_stages=int(manifest.pipeline.get("virtual_stages", 1)),
+        virtual_stages=whole(manifest.pipeline, "virtual_stages", 1, 1000),
         sequence_parallel=manifest.strategy == "sequence_parallel",
         vocabulary_parallel=False,
         vocabulary_parallel_loss=False,
         context_parallel=context,
+        keeps_gathered_keys=flag(options, "keep_gathered", False),
         device=device,
         norm_kernel="composite" if device == "cpu" else "fused",
         expand_kv=shape.get("kv_heads") != shape.get("heads") and sizes.get("cp", 1) == 1,
         regather_inputs=False,
-        expert_counts=not manifest.options.get("padding", False),
+        expert_counts=not padded,
+        expert_padding=number(options, "capacity_factor", 0.0) if padded else 0.0,
         wrap="ends" if manifest.strategy == "zero3" else "layers",
     )
 
 
-def _micro_batches(manifest: Manifest) -> int:
-    return (manifest.batch.micro_batches if manifest.batch else None) or 1
+def _batch(manifest: Manifest) -> Batch:
+    told = manifest.batch
+    sizes = {"micro_batch": (told.micro_batch if told else None) or 1, "micro_batches": (told.micro_batches if told else None) or 1}
+    return Batch(whole(sizes, "micro_batch", least=1), whole(sizes, "micro_batches", most=MOST_MICRO_BATCHES, least=1))
 
 
 def recipe_of(manifest: Manifest, strategy: Strategy) -> Recipe:
@@ -129,151 +148,47 @@ def recipe_of(manifest: Manifest, strategy: Strategy) -> Recipe:
     compute = BYTES.get(precision.compute, parameter)
     reduce = BYTES.get(precision.reduce, parameter) if strategy.shards_parameters else parameter
     gradient = BYTES.get(precision.gradients, parameter)
+    if strategy.framework == "deepspeed":  # its optimizer has a copy of the parameters of any type
+        return Recipe("recorded", parameter, compute, gradient, reduce, (4,) * states, master=4)
     if (parameter, compute, gradient, reduce) == (4, 4, 4, 4):
         return replace(RECIPES["fp32"], moments=RECIPES["fp32"].moments[:states])
     return Recipe("recorded", parameter, compute, gradient, reduce, (4,) * states)
 
 
-# Strategies ----------------------------------------------------------------------------------------------------------
-
-
 def _strategy(manifest: Manifest, sizes: Mapping[str, int]) -> tuple[Strategy, MeshSizes]:
     """The data-parallel strategy and the mesh, in which ranks of ep are counted among the data-parallel ones."""
-    strategy = _maker(manifest)(manifest)
+    strategy = strategy_of(manifest)
     mesh = {name: sizes.get(name, 1) for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp")}
     experts = sizes.get("ep", 1)
     mesh["dp_shard" if strategy.shards_parameters else "dp_replicate"] *= experts
-    if strategy.name in ("fsdp2",) and mesh["dp_replicate"] > 1:
+    if strategy.name == "fsdp2" and mesh["dp_replicate"] > 1:
         strategy = replace(strategy, name="hsdp")
     if strategy.name == "ddp" and mesh["dp_replicate"] * mesh["dp_shard"] * mesh["cp"] == 1:
         strategy = Strategy("none")
-    return strategy, MeshSizes(**mesh, ep=experts)
+    return strategy, MeshSizes(**mesh, ep=experts, expert_copies=mesh["tp"] > 1)
 
 
-def _maker(manifest: Manifest) -> Callable[[Manifest], Strategy]:
-    return _KNOWN.get(manifest.strategy, _KNOWN.get(manifest.strategy.partition("_")[0], _by_units))
+def _units(manifest: Manifest, plan: Plan) -> dict[str, str] | None:
+    """Units that are cut in another way than layer by layer: Accelerate's, and DeepSpeed's, which gathers every parameter by itself."""
+    if plan.strategy.framework == "deepspeed" and plan.strategy.shards_parameters:
+        return {parameter.name: parameter.name for parameter in manifest.parameters}
+    return {p.name: p.unit for p in manifest.parameters} if manifest.strategy == "accelerate_fsdp2" else None
 
 
-def _ddp(manifest: Manifest) -> Strategy:
-    options = manifest.options
-    cap = float(options.get("bucket_cap_mb", 25.0)) if options.get("overlap", True) else 2.0**20
-    return Strategy(
-        "ddp",
-        gradient_as_bucket_view=bool(options.get("gradient_as_bucket_view", False)),
-        bucket_cap_mb=cap,
-        sync_every_micro_batch=not options.get("no_sync", True),
-    )
+def _flags(manifest: Manifest, plan: Plan, sizes: Mapping[str, int]) -> list[Traffic]:
+    """One number or so, all-reduced in every step: DeepSpeed's norm and its check; torch's gradient scaler over sharded gradients."""
+    precision = manifest.precision
+    scales = precision is not None and precision.loss_scaling
+    low = precision is not None and precision.parameters in ("float16", "bfloat16")
 
+    def row(axis: str, size: int) -> Traffic:
+        return Traffic(axis, "metrics", "all_reduce", "optimizer", sizes.get(axis, 1), 1, 1, size)
 
-def _zero1(manifest: Manifest) -> Strategy:
-    options = manifest.options
-    if options.get("parameters_as_bucket_view"):
-        raise UsageError("the model has no formula for ZeroRedundancyOptimizer's parameters_as_bucket_view")
-    cap, each = float(options.get("bucket_cap_mb", 25.0)), not options.get("no_sync", True)
-    return Strategy("zero1", bucket_cap_mb=cap, sync_every_micro_batch=each, padding="torch_zero")
-
-
-def _zero2(manifest: Manifest) -> Strategy:
-    options = manifest.options
-    each = bool(options.get("reduce_every_micro_batch", True))
-    return Strategy("zero2", bucket_cap_mb=float(options.get("bucket_cap_mb", 25.0)), sync_every_micro_batch=each, padding="buckets")
-
-
-def _zero3(manifest: Manifest) -> Strategy:
-    after = bool(manifest.options.get("reshard_after_forward", True))
-    return Strategy("zero3", reshard_after_forward=after, last_stays=True, padding="torch_fsdp1", use_orig_params=False)
-
-
-def _fsdp1(manifest: Manifest) -> Strategy:
-    options = manifest.options
-    name = "hsdp" if options.get("strategy") == "hybrid" else "fsdp1"
-    after = options.get("strategy") != "shard_grad_op"
-    return Strategy(name, reshard_after_forward=after, use_orig_params=bool(options.get("use_orig_params", True)), padding="torch_fsdp1")
-
-
-def _fsdp2(manifest: Manifest) -> Strategy:
-    options = manifest.options
-    told = str(options.get("reshard_after_forward", "true")).lower()
-    after: bool | int = int(told) if told.isdecimal() else told == "true"
-    return Strategy("fsdp2", reshard_after_forward=after, sync_every_micro_batch=bool(options.get("sync_every_round", True)))
-
-
-def _hybrid(manifest: Manifest) -> Strategy:  # noqa: ARG001
-    return Strategy("fsdp2", reshard_after_forward=False, reshard_after_backward=False, sync_every_micro_batch=False)
-
-
-def _by_hand(manifest: Manifest) -> Strategy:  # noqa: ARG001
-    """Gradients averaged in buckets when backward is over, or nothing to average at all."""
-    return Strategy("ddp", bucket_cap_mb=_HAND_BUCKETS)
-
-
-def _by_units(manifest: Manifest) -> Strategy:
-    """A job that is no workload: what its units are."""
-    kinds = {unit.kind for unit in manifest.units}
-    for kind, name in (("fsdp2", "fsdp2"), ("fsdp1", "fsdp1"), ("ddp_bucket", "ddp")):
-        if kind in kinds:
-            told = {unit.reshard_after_forward for unit in manifest.units if not unit.root} - {None}
-            after = told.pop() if len(told) == 1 else True
-            return Strategy(name, reshard_after_forward=True if after is None else after)
-    if all(axis.size == 1 for axis in manifest.mesh):
-        return Strategy("ddp")
-    raise UsageError("the manifest does not tell how data-parallel ranks share the model")
-
-
-_KNOWN: dict[str, Callable[[Manifest], Strategy]] = {
-    "ddp": _ddp,
-    "accelerate_ddp": _ddp,
-    "zero1": _zero1,
-    "zero2": _zero2,
-    "zero3": _zero3,
-    "fsdp1": _fsdp1,
-    "fsdp2": _fsdp2,
-    "hsdp": _fsdp2,
-    "hybrid": _hybrid,
-    "tensor": _by_hand,
-    "sequence": _by_hand,
-    "context": _by_hand,
-    "pipeline": _by_hand,
-    "expert": _by_hand,
-}
-
-
-# Axes and ranks ------------------------------------------------------------------------------------------------------
-
-
-def _axis_names(sizes: Mapping[str, int]) -> dict[str, str]:
-    """The model's names of groups over several axes -> those of the recording."""
-    world = math.prod(sizes.values())
-
-    def joined(*axes: str) -> str:
-        long = [name for name in sizes if name in axes and sizes[name] > 1]
-        size = math.prod(sizes[name] for name in long)
-        return "world" if len(long) > 1 and size == world else "_".join(long)
-
-    shard = joined("ep", "dp_shard", "cp")
-    replicas = joined("dp_replicate", "ep", "cp")
-    names = {"dp_shard": shard, "dp_shard_cp": shard, "cp_as_shard": shard, "dp_shard_in_ep": joined("dp_shard", "cp")}
-    names |= {"dp_replicate_cp": replicas, "edp": joined("dp_replicate", "cp"), "embedding": "embedding"}
-    return names
-
-
-def axis_of(found: Recorded, axis: str, purpose: str) -> str:
-    """The recording's name of the axis of one line of predicted traffic."""
-    data = purpose in ("parameter_gather", "gradient_scatter", "gradient_sync", "parameter_sync")
-    plain = found.plan.strategy.name == "ddp" or (axis != "dp_replicate" and found.plan.strategy.shards_parameters)
-    if data and axis in ("dp_replicate", "cp", "dp_shard") and plain:
-        key = "dp_replicate_cp" if found.plan.strategy.name == "ddp" else "dp_shard"
-        return found.axis_names.get(key, axis) or axis
-    return found.axis_names.get(axis, axis) or axis
-
-
-def _shard_rank(manifest: Manifest, sizes: Mapping[str, int]) -> int:
-    """Place of this rank among those that share its parameters."""
-    place = 0
-    for name in sizes:
-        if name in ("ep", "dp_shard", "cp"):
-            place = place * sizes[name] + manifest.coordinate.get(name, 0)
-    return place
+    if plan.strategy.framework == "deepspeed":
+        whole_state = plan.strategy.shards_parameters
+        return [row("dp_shard", 8 if whole_state else 4), *([row("dp_shard", 1)] if scales or (low and not whole_state) else [])]
+    axis = "pp" if plan.mesh.pp > 1 else "dp_shard"
+    return [row(axis, 4)] if scales and plan.strategy.name != "zero1" and sizes.get(axis, 1) > 1 else []
 
 
 def parameters_of(manifest: Manifest) -> list[Parameter]:
@@ -282,13 +197,12 @@ def parameters_of(manifest: Manifest) -> list[Parameter]:
     result = []
     for told in manifest.parameters:
         shape = list(told.shape)
+        if len(shape) > MOST_DIMENSIONS or any(not 0 <= size <= MOST for size in shape):
+            raise UsageError("a parameter in the manifest has a shape that no tensor has", "record the job again")
         for axis, placement in zip(told.axes, told.placements, strict=False):
-            if axis == "tp" and "Shard(" in placement:
-                dim = int(placement.rpartition("(")[2].split(",")[0].rstrip(")").rpartition("=")[2] or 0)
-                if dim < len(shape):
-                    shape[dim] = -(-shape[dim] // sizes.get(axis, 1))
+            found = _SHARDED.match(placement) if axis == "tp" else None
+            if found is not None and int(found[1]) < len(shape):
+                shape[int(found[1])] = -(-shape[int(found[1])] // max(1, sizes.get(axis, 1)))
         width = BYTES.get(told.dtype, 4)
         result.append(Parameter(told.name, tuple(shape), told.unit, width, told.role, trainable=told.trainable))
     return result
-
-

@@ -50,7 +50,7 @@ def _unit(name: str, members: list[Parameter], expert: bool, plan: Plan, shard_r
     rules = Rules(
         plan.strategy.framework, plan.recipe.compute, plan.strategy.use_orig_params, 3 if plan.strategy.shards_parameters else 1
     )
-    elements, whole, state = _sizes(shapes_of(members), w, rules, min(shard_rank, w - 1))
+    elements, whole, state = _sizes(shapes_of(members), w, rules, shard_rank % w)
     label = f"{name}.experts" if expert and name else "experts" if expert else name
     return Unit(label, tuple(members), w, r, elements, whole, -(-whole // w), state, name == ROOT, expert)
 

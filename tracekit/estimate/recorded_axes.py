@@ -1,0 +1,71 @@
+"""Axes of a recorded mesh: those that the job uses, what it calls groups over several of them, a rank's place along them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from tracekit.errors import UsageError
+from tracekit.estimate.plan import Plan
+from tracekit.manifest import Manifest
+
+#: Axes of a recorded mesh that the model knows.
+AXES = ("pp", "dp_replicate", "dp_shard", "ep", "cp", "tp")
+#: Jobs whose parameters are DTensors on every axis that data parallelism uses.
+_NAMED = ("fsdp2",)
+#: Largest mesh that is looked at.
+MOST_RANKS = 10_000_000
+
+
+def used_sizes(manifest: Manifest) -> dict[str, int]:
+    """Axes that the job does something along, with their sizes. UsageError for one that the model does not know."""
+    sizes = {axis.name: axis.size for axis in manifest.mesh}
+    if any(size < 1 for size in sizes.values()) or math.prod(sizes.values()) > MOST_RANKS:
+        raise UsageError(f"the manifest's mesh has axes below 1, or more than {MOST_RANKS} ranks", "record the job again")
+    used = {name: size for name, size in sizes.items() if size == 1 or _used(manifest, name)}
+    strange = [name for name, size in used.items() if name not in AXES and size > 1]
+    if strange:
+        raise UsageError(f"the model knows no mesh axis {strange[0]!r}", f"it knows {', '.join(AXES)}")
+    return used
+
+
+def _used(manifest: Manifest, axis: str) -> bool:
+    """A pipeline lists its stages, and parallel tensors their axes (``dp_shard_cp`` names two)."""
+    if axis == "pp":
+        return bool(manifest.pipeline)
+    named = any(f"_{axis}_" in f"_{name}_" for parameter in manifest.parameters for name in parameter.axes)
+    return named if axis == "tp" else named or manifest.strategy not in _NAMED
+
+
+def axis_names(sizes: Mapping[str, int], world: int) -> dict[str, str]:
+    """The model's names of groups over several axes -> those of the recording, where the group of all ranks is called ``world``."""
+
+    def joined(*axes: str) -> str:
+        long = [name for name in sizes if name in axes and sizes[name] > 1]
+        size = math.prod(sizes[name] for name in long)
+        return "world" if len(long) > 1 and size == world else "_".join(long)
+
+    shard = joined("ep", "dp_shard", "cp")
+    replicas = joined("dp_replicate", "ep", "cp")
+    names = {"dp_shard": shard, "dp_shard_cp": shard, "cp_as_shard": shard, "dp_shard_in_ep": joined("dp_shard", "cp")}
+    names |= {"dp_replicate_cp": replicas, "edp": joined("dp_replicate", "cp"), "embedding": "embedding"}
+    return names
+
+
+def axis_of(plan: Plan, names: Mapping[str, str], axis: str, purpose: str) -> str:
+    """The recording's name of the axis of one line of predicted traffic; ``names`` as ``axis_names`` gives them."""
+    data = purpose in ("parameter_gather", "gradient_scatter", "gradient_sync", "parameter_sync")
+    plain = plan.strategy.name == "ddp" or (axis != "dp_replicate" and plan.strategy.shards_parameters)
+    if data and axis in ("dp_replicate", "cp", "dp_shard") and plain:
+        key = "dp_replicate_cp" if plan.strategy.name == "ddp" else "dp_shard"
+        return names.get(key, axis) or axis
+    return names.get(axis, axis) or axis
+
+
+def shard_rank(manifest: Manifest, sizes: Mapping[str, int]) -> int:
+    """Place of this rank among those that share its parameters."""
+    place = 0
+    for name in sizes:
+        if name in ("ep", "dp_shard", "cp"):
+            place = place * sizes[name] + manifest.coordinate.get(name, 0)
+    return place
