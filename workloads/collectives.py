@@ -28,7 +28,7 @@ Sources: nccl-tests, doc/PERFORMANCE.md.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -110,8 +110,9 @@ def build(job: Job, options: Options) -> Training:
         measure(job, options, where, todo)
 
     def step(ids_BT: Tensor, targets_BT: Tensor, recorder: Any) -> None:  # noqa: ARG001
+        recorded = replace(where, own=lambda tensor, category: recorder.own(tensor, category, "benchmark"))
         for name, elements in todo:
-            case = bench.COLLECTIVES[name][1](where, elements)
+            case = bench.COLLECTIVES[name][1](recorded, elements)
             bench.reset(case)
             with recorder.phase(f"benchmark {name}"):
                 for _ in range(options.recorded):

@@ -9,11 +9,13 @@ torch = pytest.importorskip("torch")
 
 from tests.workloads.recording import run  # noqa: E402
 from tracekit import record  # noqa: E402
+from tracekit.errors import UsageError  # noqa: E402
 from tracekit.job.load import LoadOptions, load_job  # noqa: E402
 from tracekit.manifest import CATEGORIES, decode  # noqa: E402
 from tracekit.readers.kineto import read_trace  # noqa: E402
 from tracekit.readers.sources import find_sources  # noqa: E402
 from tracekit.recorder import private  # noqa: E402
+from tracekit.recorder.meta import parameters_of_module  # noqa: E402
 from tracekit.recorder.units import plain_name, role_of, units  # noqa: E402
 from tracekit.trace.events import Category  # noqa: E402
 
@@ -267,3 +269,37 @@ def test_careless_arguments_are_refused_in_one_line(arguments, told, tmp_path):
     done = run("record", *arguments, "-o", str(tmp_path / "out"), expect=2)
     assert told in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
+
+
+def test_the_parameters_of_a_module_on_the_meta_device(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = [
+        "from torch.nn import Linear, ModuleDict, ModuleList",
+        "def build():",
+        "    return ModuleDict({'stem': Linear(4, 8), 'blocks': ModuleList([Linear(8, 8)])})",
+    ]
+    text = "\n".join(lines)
+    (tmp_path / "my_model.py").write_text(text)
+    found = parameters_of_module("my_model:build")
+    assert [(p.name, p.shape, p.unit) for p in found] == [
+        ("stem.weight", (8, 4), "stem"),
+        ("stem.bias", (8,), "stem"),
+        ("blocks.0.weight", (8, 8), "blocks.0"),
+        ("blocks.0.bias", (8,), "blocks.0"),
+    ]
+    assert not any(path == str(tmp_path) for path in sys.path)
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        ("my_model", "is not package.module:function"),
+        ("no_such_module:build", "No module named 'no_such_module'"),
+        ("json:nothing", "no attribute 'nothing'"),
+        ("json:dumps", "raised TypeError"),
+        ("os:getcwd", "gives a str"),
+    ],
+)
+def test_a_module_that_cannot_be_built_is_refused(target, told):
+    with pytest.raises(UsageError, match=told):
+        parameters_of_module(target)

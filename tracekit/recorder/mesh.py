@@ -46,7 +46,8 @@ def axis_of(ranks: list[int], axes: list[Axis], rank: int) -> str:
     """The axis, or the axes joined by ``_`` outermost first, along which ``ranks`` lie; '' where they lie along none.
 
     ``ranks`` are all ranks through ``rank`` along these axes, or a part of those along one (a group inside of an axis, as FSDP2 makes for
-    ``reshard_after_forward=2``). The group of all ranks of several axes is ``world``. Axes of size 1 have no say: a group of one rank belongs to none by its members alone.
+    ``reshard_after_forward=2``). The group of all ranks of several axes is ``world``. Axes of size 1 have no say: a group of one rank
+    belongs to none by its members alone.
     """
     if len(ranks) < 2 or math.prod(axis.size for axis in axes) != dist.get_world_size():
         return ""

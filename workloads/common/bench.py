@@ -23,20 +23,28 @@ _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_ten
 _SMALL, _LARGE = 3, 101
 
 
+def nobody_owns(tensor: Tensor, category: str) -> None:
+    """Nothing is recorded."""
+
+
 @dataclass(frozen=True)
 class Where:
-    """The group in which a collective runs, this rank's place in it, and what its tensors are."""
+    """The group in which a collective runs, this rank's place in it, and what its tensors are. ``own`` is told of every tensor made."""
 
     group: dist.ProcessGroup
     place: int
     size: int
     device: torch.device
     dtype: torch.dtype
+    own: Callable[[Tensor, str], None] = nobody_owns
 
     def data(self, place: int, elements: int, modulus: int = _LARGE) -> Tensor:
         """What the rank at ``place`` puts in."""
         numbers = torch.arange(elements, dtype=torch.int32, device=self.device)
-        return numbers.mul_(7).add_(place * 13).remainder_(modulus).to(self.dtype)
+        self.own(numbers, "temporaries")
+        result = numbers.mul_(7).add_(place * 13).remainder_(modulus).to(self.dtype)
+        self.own(result, "communication_buffers")
+        return result
 
     def total(self, elements: int) -> Tensor:
         """The sum of what all ranks put in."""
@@ -44,11 +52,15 @@ class Where:
 
     def shares(self, elements: int) -> Tensor:
         """One behind the other what all ranks put in, together so many elements."""
-        return torch.cat([self.data(place, elements // self.size) for place in range(self.size)])
+        result = torch.cat([self.data(place, elements // self.size) for place in range(self.size)])
+        self.own(result, "communication_buffers")
+        return result
 
     def empty(self, elements: int) -> Tensor:
         """Room for a result."""
-        return torch.zeros(elements, dtype=self.dtype, device=self.device)
+        result = torch.zeros(elements, dtype=self.dtype, device=self.device)
+        self.own(result, "communication_buffers")
+        return result
 
 
 @dataclass(frozen=True)
