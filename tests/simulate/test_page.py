@@ -246,3 +246,17 @@ def test_small_errors_are_shown_in_powers_of_ten_and_shares_as_shares():
     assert made.frame["share"].tolist() == [1e-9, 0.5, 0.0, 1.0]
     assert made.frame["ratio"].tolist() == ["0.333333 = 1/3", 1, 2, None]
     assert frame["error"][0] == 1.5e-16
+
+
+@pytest.mark.parametrize(("end", "numbers"), [(33.0, [0, 5, 10, 15, 20, 25, 30]), (0.8, [k / 10 for k in range(9)]), (28.5, range(0, 26, 5))])
+def test_the_time_axis_has_round_numbers_at_their_places(end, numbers):
+    text = page.render(_experiment(charts=[Gantt("g", ["l"], [Bar("l", 0, end, "F", "forward")], "ms")]))
+    axis = re.findall(r'<span style="left:([\d.]+)%">([^<]*)</span>', text)
+    assert [float(number) for _, number in axis] == pytest.approx(list(numbers))
+    assert [float(place) for place, _ in axis] == pytest.approx([100 * number / end for number in numbers], abs=1e-3)
+
+
+def test_units_stand_in_brackets_behind_the_names_of_arguments():
+    text = page.render(_experiment(arguments=[("bandwidth_gb_s", 50.0), ("latency_us", 0.25), ("micro_batches", 4)]))
+    facts = re.findall(r"<dt>([^<]*)</dt><dd><bdi>([^<]*)</bdi>", text)
+    assert facts[:3] == [("bandwidth [GB/s]", "50"), ("latency [us]", "0.25"), ("micro batches", "4")]

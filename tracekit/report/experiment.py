@@ -150,7 +150,7 @@ def render(experiment: Experiment, document: Mapping[str, Any] | None = None) ->
     return template("experiment.html").render(
         experiment=experiment,
         version=__version__,
-        arguments=[(name.replace("_", " "), _argument(value)) for name, value in found["arguments"].items()],
+        arguments=[(_argument_name(name), _argument(value)) for name, value in found["arguments"].items()],
         picture=picture,
         moments=len(found["moments"]),
         left_out=left_out,
@@ -170,9 +170,22 @@ def write(path: str | os.PathLike[str], experiment: Experiment, document: Mappin
     write_atomically(path, [render(experiment, document).encode("utf-8", "replace")])
 
 
+#: Units at the end of a field's name.
+_UNITS = {"_us": " [us]", "_gb_s": " [GB/s]"}
+
+
+def _argument_name(name: str) -> str:
+    """``bandwidth_gb_s`` as it is read: ``bandwidth [GB/s]``."""
+    end = next((end for end in _UNITS if name.endswith(end)), "")
+    return name.removesuffix(end).replace("_", " ") + _UNITS.get(end, "")
+
+
 def _argument(value: Any) -> str:
-    words = ", ".join(map(str, value)) if isinstance(value, list) else "yes" if value is True else "no" if value is False else str(value)
-    return words or "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.10g}"
+    return (", ".join(map(str, value)) if isinstance(value, list) else str(value)) or "–"
 
 
 def _picture(moments: Sequence[Mapping[str, Any]]) -> tuple[Markup | None, int]:
@@ -225,11 +238,20 @@ def _gantt(chart: Gantt, key: str) -> dict[str, Any]:
         "note": chart.note,
         "lanes": list(zip(chart.lanes, rows, strict=True)),
         "legend": [(kind.replace("_", " "), role[kind]) for kind in kinds],
-        "ticks": [f"{end * quarter / 4:.4g}" for quarter in range(5)],
+        "ticks": _ticks(end),
         "unit": chart.unit,
         "least": _least_width(chart, end),
         "left_out": max(0, len(chart.bars) - MOST_BARS),
     }
+
+
+def _ticks(end: float) -> list[tuple[str, str]]:
+    """(place [%], number) of about eight round numbers from 0 on."""
+    if end <= 0:
+        return [("0", "0")]
+    power = 10.0 ** math.floor(math.log10(end / 8))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= end / 8 * (1 - 1e-9))
+    return [(f"{100 * number * step / end:.4f}", f"{number * step:.6g}") for number in range(math.floor(end / step * (1 + 1e-9)) + 1)]
 
 
 def _least_width(chart: Gantt, end: float) -> int:
