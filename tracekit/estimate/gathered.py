@@ -10,11 +10,7 @@ FSDP2 (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py; checked against
     backward, compute   the unit + the buffer of the next one + its gradients (g n) + the reduce-scatter input of the one before (r n)
     backward, reduce    the prefetched buffer + its gradients + its reduce-scatter input (+ its output in another type, r n / W)
 
-FSDP1 (torch/distributed/fsdp/_runtime_utils.py, _flat_param.py; checked against torch 2.13)
-
-    forward             the unit (q n), and this rank's shard of it in the gathered type while it is gathered
-    backward, prefetch pre    unit + next unit + its gradients, twice: piece by piece and as the flat gradient they are copied into
-    backward, post      the unit + its gradients twice; the next unit is gathered when this one is freed
+FSDP1 and ZeRO-3: ``flat_units``.
 
 The root stays gathered from the start of forward to the end of backward unless ``root_reshards``.
 """
@@ -91,6 +87,10 @@ class Sharding:
         self.plan, self.places, self.root = plan, places, root
         self.root_early = root_early
 
+    def copies(self, size: int) -> int:
+        """What the backend adds to a buffer of ``size`` bytes that is being gathered or reduced [bytes]."""
+        return size if self.plan.backend_copies and self.plan.shard > 1 else 0
+
     def forward(self, i: int) -> list[Transient]:  # noqa: ARG002
         """Moments of the forward of place i."""
         return [Transient()]
@@ -162,7 +162,8 @@ class Bucketed(Sharding):
 
     def _under_way(self, index: int) -> int:
         """Buffer of the bucket before ``index``, which is still being reduced; what comes out of it counts as a gradient already."""
-        return self.buckets[index - 1] if index else 0
+        size = self.buckets[index - 1] if index else 0
+        return size + (0 if self.plan.strategy.deepspeed_allreduce else self.copies(size))
 
 
 class Fsdp2(Sharding):
@@ -195,7 +196,7 @@ class Fsdp2(Sharding):
             return [Transient("compute", held + whole)]
         second = before.buffer if before is not None and place.buffer else 0
         return [
-            Transient("gather", held, place.buffer + second + place.cast),
+            Transient("gather", held, place.buffer + second + place.cast + self.copies(place.buffer)),
             Transient("copy-out", held + whole, place.buffer + second),
             Transient("compute", held + whole, place.buffer),
         ]
@@ -215,10 +216,16 @@ class Fsdp2(Sharding):
         early, kept = self.root_early, self.kept_outputs(i + 1)
         output = place.reduced if self.plan.recipe.reduce != self.plan.recipe.gradient else 0
         return [
-            Transient("prefetch", held + place.whole, ahead + earlier + kept, early),
+            Transient("prefetch", held + place.whole, ahead + self.copies(prefetched) + earlier + kept, early),
             Transient("compute", held + place.whole, prefetched + earlier + kept, early, own=1),
             Transient("reduce", held, prefetched + place.reduce + output + kept, early, own=1),
+            *self._copied(held, prefetched + place.reduce + output + kept, early, place),
         ]
+
+    def _copied(self, held: int, buffers: int, early: int, place: UnitBytes) -> list[Transient]:
+        """The backend's copy of what is reduced; the gradients that were copied into it are free by then."""
+        size = self.copies(place.reduce)
+        return [Transient("reduce", held, buffers + size, early)] if size else []
 
     def kept_outputs(self, first: int) -> int:
         """HSDP that reduces in another type than it keeps holds the reduce-scatter output of every finished unit until backward ends."""
@@ -235,77 +242,3 @@ class Fsdp2(Sharding):
         whole = 0 if self.plan.strategy.root_reshards and not self.root_early else self.root.whole
         output = self.root.reduced if self.plan.recipe.reduce != self.plan.recipe.gradient else 0
         return [Transient("embedding", whole, earlier + kept, own=1), Transient("reduce", 0, self.root.reduce + output + kept, own=1)]
-
-
-class Fsdp1(Sharding):
-    """FSDP1; see the head of this file."""
-
-    def _resident(self, i: int) -> int:
-        strategy = self.plan.strategy
-        root = self.root.whole if self.root is not None and not strategy.root_reshards else 0
-        if strategy.last_stays and i == len(self.places) and strategy.reshard_after_forward is not False:
-            return root + (self.places[-1].whole if self.places else 0)
-        kept = sum(place.whole for place in self.places[:i]) if strategy.reshard_after_forward is False else 0
-        return root + kept
-
-    def forward(self, i: int) -> list[Transient]:
-        """One unit at a time."""
-        held = self._resident(i) + self.places[i].whole
-        return [Transient("gather", held, self.places[i].cast), Transient("compute", held)]
-
-    def loss(self) -> Transient:
-        """The root, and all that was not freed."""
-        return Transient("loss", self._resident(len(self.places)))
-
-    def backward(self, i: int) -> list[Transient]:
-        """The unit computes with the next one beside it (prefetch pre); then its gradient is reduced."""
-        place, strategy = self.places[i], self.plan.strategy
-        freed = strategy.reshard_after_forward is not False
-        following = self.places[i - 1] if i and freed else None
-        beside = following.whole if following is not None and strategy.backward_prefetch == "pre" else 0
-        later = following.whole if following is not None and strategy.backward_prefetch != "none" else 0
-        held = self._resident(i)
-        wider = place.accumulated if self.plan.recipe.reduce != self.plan.recipe.autograd else 0
-        return [
-            Transient("compute", held + place.whole + beside, 0, self.root_early, own=1),
-            Transient("flatten", held + place.whole + beside, 0, self.root_early, own=2),
-            Transient("reduce", held + later, place.reduced, wider + self.root_early, own=1),
-        ]
-
-    def finish(self) -> list[Transient]:
-        """The root's gradient is made flat and reduced."""
-        if self.root is None:
-            return [Transient("reduce")]
-        wider = self.root.accumulated if self.plan.recipe.reduce != self.plan.recipe.autograd else 0
-        whole = 0 if self.plan.strategy.root_reshards else self.root.whole
-        return [
-            Transient("embedding", whole, own=2),
-            Transient("reduce", 0, self.root.reduced, wider, own=1),
-        ]
-
-
-class Zero3(Fsdp1):
-    """ZeRO-3 with flat units: the next one is gathered while one computes, in forward as well; one reduction is under way beside it.
-
-    Gradients of views are copied into a flat one, as in FSDP1. ``last_stays``: the last unit is not freed between its two passes.
-    """
-
-    def _following(self, i: int) -> int:
-        return self.places[i].whole if 0 <= i < len(self.places) and self.plan.strategy.backward_prefetch != "none" else 0
-
-    def forward(self, i: int) -> list[Transient]:
-        """The unit and the next one."""
-        return [Transient("compute", self._resident(i) + self.places[i].whole + self._following(i + 1))]
-
-    def backward(self, i: int) -> list[Transient]:
-        """The unit, the next one, and the reduction of the one before; then the unit's own reduction."""
-        place, recipe = self.places[i], self.plan.recipe
-        freed = self.plan.strategy.reshard_after_forward is not False
-        held, beside = self._resident(i), self._following(i - 1) if freed else 0
-        earlier = self.places[i + 1].reduce if i + 1 < len(self.places) else 0
-        wider = place.reduce if recipe.reduce != recipe.autograd else 0
-        return [
-            Transient("compute", held + place.whole + beside, earlier, own=1),
-            Transient("flatten", held + place.whole + beside, earlier, own=2),
-            Transient("reduce", held + beside, earlier + wider, own=1),
-        ]

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from tracekit.estimate.activations import Activations, BackwardStep
 from tracekit.estimate.allocator import reserved_bytes, rounding
 from tracekit.estimate.buckets import zero_buckets
-from tracekit.estimate.gathered import Bucketed, Fsdp1, Fsdp2, Sharding, Transient, Zero3
+from tracekit.estimate.flat_units import Fsdp1, Zero3
+from tracekit.estimate.gathered import Bucketed, Fsdp2, Sharding, Transient
 from tracekit.estimate.model_state import ModelState, model_state
 from tracekit.estimate.parameters import ROOT, Parameter
 from tracekit.estimate.pipeline import in_flight_until_weight
@@ -178,7 +179,7 @@ class _Walk:
         before = self.produced
         for t in self.sharding.backward(i):
             if t.what == "prefetch":
-                yield self._moment("backward", place.name, t, earlier + steps[0].saved, self.now.stream, i + 1, i + 1)
+                yield self._moment("backward", place.name, t, earlier + steps[0].saved, self.now.stream, i, i + 1)
             elif t.what != "compute":
                 yield self._moment("backward", place.name, self._owning(t, place.gradients), earlier, self.now.stream, i, i + 1)
             else:

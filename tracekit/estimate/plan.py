@@ -188,6 +188,7 @@ class Plan:
     each other how many rows come before they send them. ``expert_padding``: every expert takes this many times its even share of rows from
     each rank, filled with zeros where there are fewer (0: as many as come).
     ``keeps_gathered_keys``: with context_parallel allgather, keys and values of all ranks are kept for backward, not gathered again.
+    ``backend_copies``: while an all-gather or a reduce-scatter runs, the backend holds a copy of its whole buffer (gloo does).
     ``receive_buffers``: a pipeline stage has one for each micro-batch (torch). ``keeps_logits``: the program holds logits in a variable
     until backward has ended.
     """
@@ -213,6 +214,7 @@ class Plan:
     expert_counts: bool = True
     expert_padding: float = 0.0
     keeps_gathered_keys: bool = False
+    backend_copies: bool = False
     receive_buffers: bool = True
 
     def __post_init__(self) -> None:

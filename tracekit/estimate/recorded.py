@@ -126,6 +126,7 @@ def plan_of(manifest: Manifest, sizes: Mapping[str, int]) -> Plan:
         norm_kernel="composite" if device == "cpu" else "fused",
         expand_kv=shape.get("kv_heads") != shape.get("heads") and sizes.get("cp", 1) == 1,
         regather_inputs=False,
+        backend_copies=device == "cpu" and "gloo" in manifest.backend,
         expert_counts=not padded,
         expert_padding=number(options, "capacity_factor", 0.0) if padded else 0.0,
         wrap="ends" if manifest.strategy == "zero3" else "layers",
