@@ -48,7 +48,7 @@ def _bubble(summary: Summary, known: pd.DataFrame) -> list[Finding]:
         advice = f"With {2 * summary.micro_batches} micro-batches the schedule itself would leave {summary.ideal_twice:.0%}"
         single = summary.virtual == 1 < summary.ranks
         advice += "; two stages a rank (interleaved) would halve it, zero-bubble schedules fill it." if single else "."
-    return [Finding("pipeline.bubble", severity, text, measured, "share of run", _evidence(known), advice, int(won))]
+    return [Finding("pipeline.bubble", severity, text, measured, "share of run", _evidence(known), advice, round(won))]
 
 
 def _above(summary: Summary, gaps: pd.DataFrame, known: pd.DataFrame) -> list[Finding]:
@@ -75,7 +75,7 @@ def _above(summary: Summary, gaps: pd.DataFrame, known: pd.DataFrame) -> list[Fi
     run, busy = float(known["run_ns"].mean()), float(known["busy_ns"].mean())
     won = max(0.0, run - busy / (1 - summary.ideal)) if summary.ideal < 1 else 0.0
     text += ": " + "; ".join(causes) + "."
-    return [Finding("pipeline.above_ideal", severity, text, above, "share of run", _evidence(known), advice, int(won))]
+    return [Finding("pipeline.above_ideal", severity, text, above, "share of run", _evidence(known), advice, round(won))]
 
 
 def _unequal(summary: Summary, gaps: pd.DataFrame) -> list[Finding]:
@@ -93,7 +93,7 @@ def _unequal(summary: Summary, gaps: pd.DataFrame) -> list[Finding]:
     text = f"{name} {format_ns(most)} for one micro-batch, forward and backward, {above:.0%} more than the mean rank"
     text += f" ({format_ns(mean)}): every other rank waits for it once the pipeline is full."
     advice = "Give it fewer layers; embedding and head count as layers, and a large vocabulary makes the last stage the slowest."
-    excess = int((most - mean) * summary.micro_batches)
+    excess = round((most - mean) * summary.micro_batches)
     evidence = "pipeline, mean duration of the pieces of every stage"
     return [Finding("pipeline.unequal_stages", severity, text, above, "share above mean", evidence, advice, excess)]
 

@@ -173,9 +173,8 @@ def _ready(timed: pd.DataFrame) -> Any:
     """When what each piece needs from another stage was done; NULL where it needs nothing, or nothing that was recorded."""
     key = [*RUN, "stage", "forward", "micro_batch"]
     done = timed[timed["kind"] != WEIGHT].groupby(key)["end_ns"].max()
-    wanted = timed[[*RUN, "for_stage", "forward", "micro_batch"]].set_axis(key, axis=1)
-    found = wanted.merge(done.rename("done").reset_index(), on=key, how="left", validate="many_to_one")["done"]
-    return found.fillna(NULL).to_numpy(np.int64) if found.isna().any() else found.to_numpy(np.int64)
+    at = done.index.get_indexer(pd.MultiIndex.from_frame(timed[[*RUN, "for_stage", "forward", "micro_batch"]], names=key))
+    return np.where(at >= 0, np.append(done.to_numpy(np.int64), NULL)[at], NULL)  # in integers: a float does not hold a time of day
 
 
 def runs_of(gaps: pd.DataFrame, aligned: bool) -> pd.DataFrame:
@@ -217,7 +216,7 @@ def orders_of(pieces: pd.DataFrame) -> Iterator[Orders]:
     """The order of work of every run, one with the most ranks first."""
     size = pieces.groupby(RUN)["rank"].nunique().sort_values(ascending=False, kind="stable")
     for key in size.index:
-        chosen = pieces[(pieces[RUN] == key).all(axis=1)]
+        chosen = pieces[(pieces[RUN].to_numpy() == np.array(key)).all(axis=1)]
         yield {
             int(str(rank)): [
                 Piece(KINDS[kind], stage, batch)

@@ -59,7 +59,8 @@ def summary_of(job: Job, axis: str, pieces: pd.DataFrame, runs: pd.DataFrame, le
     batches = int(pieces["micro_batch"].max()) + 1
     schedule, why = schedule_of(orders, stages, batches)
     notes = [f"the schedule is not told: {why}"] if why and not said else []
-    recorded = str(said.get("schedule", ""))
+    recorded = said.get("schedule")
+    recorded = recorded[:64] if isinstance(recorded, str) else ""
     if recorded and schedule not in (recorded, UNKNOWN):
         notes.append(f"the manifest calls the schedule {recorded}; the order of work is that of {schedule}")
     means = mean_durations(pieces)

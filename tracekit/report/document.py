@@ -35,7 +35,6 @@ ANALYSIS_KEYS = (
     "comparison",
 )
 _REASONS = {
-
     "comparison": "this version of tracekit does not compare with a model yet",
 }
 
