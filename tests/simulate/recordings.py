@@ -71,7 +71,8 @@ class Recorded:
 @cache
 def recorded(name: str) -> Recorded:
     """A sample by its name."""
-    first = min((SAMPLES / name).glob("rank_*.manifest.json"))
+    first = min((SAMPLES / name).glob("rank_*.manifest.json"), default=None)
+    assert first is not None, f"there is no sample {name}: record it with sample_traces/record_all.py"
     return Recorded(name, json.loads(first.read_text()))
 
 

@@ -51,6 +51,7 @@ def zero_step(sample: Recorded, key: str, by_bucket: bool) -> list[Shown]:
     [
         ("ddp_2", "ddp", True),
         ("ddp_accumulation_2", "ddp", True),
+        ("accelerate_ddp_2", "ddp", True),
         ("zero1_2", "zero1_torch", True),
         ("zero2_2", "zero2", True),
         ("zero3_2", "zero3", False),
@@ -92,6 +93,7 @@ def fsdp_step(sample: Recorded, gathered: int = FP32) -> list[Shown]:
         ("fsdp2_uneven_3", FP32),
         ("fsdp2_bf16_2", 2),
         ("hsdp_4", FP32),
+        ("accelerate_fsdp2_2", FP32),
         ("fsdp2_fake_rank5_of_16", FP32),
     ],
 )
@@ -118,9 +120,9 @@ def model_gradients(sample: Recorded, axis: str) -> Shown:
     return ("all_reduce", axis, "gradient_sync", FP32 * sample.manifest["model"]["parameters"])
 
 
-@pytest.mark.parametrize("algorithm", ["allgather", "ring", "blockwise", "ulysses"])
-def test_context_parallel(algorithm):
-    sample = recorded(f"context_parallel_{algorithm}_2")
+@pytest.mark.parametrize(("algorithm", "ranks"), [("allgather", 2), ("ring", 4), ("blockwise", 2), ("ulysses", 2)])
+def test_context_parallel(algorithm, ranks):
+    sample = recorded(f"context_parallel_{algorithm}_{ranks}")
     m = sample.manifest["model"]
     done = context_parallel.run(
         context_parallel.Arguments(
