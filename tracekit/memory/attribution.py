@@ -11,7 +11,7 @@ from tracekit.manifest import Owners
 from tracekit.memory import moments, registered, rules, stack_moments
 from tracekit.memory.blocks import Blocks, Log, pair
 from tracekit.memory.moments import Hint, Moments, Setting
-from tracekit.memory.pieces import BUFFERS, GRADIENTS, Changes, Pieces, Words, cut
+from tracekit.memory.pieces import BUFFERS, GRADIENTS, INPUTS, PARAMETERS, Changes, Owner, Pieces, Words, cut
 from tracekit.memory.snapshot import DeviceHistory, Snapshot
 from tracekit.memory.snapshot import timeline as of_device
 from tracekit.memory.timeline import Counters, Timeline, replay
@@ -50,7 +50,7 @@ def attribute_trace(
         blocks, changes = registered.claim(log, blocks, registered.registrations(owners, words), others)
     setting = Setting(phases, steps, int(log.time[-1]) if len(log) else 0)
     born = seen.at(_shown(blocks.birth, log))
-    owner = rules.categorize(blocks, born, seen.at(_shown(blocks.death, log)), setting)
+    owner = _known_parameters(rules.categorize(blocks, born, seen.at(_shown(blocks.death, log)), setting), changes)
     blocks = _rebuilt_buckets(blocks, changes, (born.hint == Hint.DDP) & np.isin(owner.category, (BUFFERS, GRADIENTS)))
     return Attributed(replay(log, counters, blocks), cut(blocks, owner, changes), words.texts, len(changes) > 0)
 
@@ -65,7 +65,15 @@ def attribute_snapshot(snapshot: Snapshot, device: DeviceHistory, owners: Owners
         blocks, changes = registered.claim(log, blocks, registered.registrations(owners, words), None)
     setting = Setting(phases, steps, int(log.time[-1]) if len(log) else 0)
     owner = rules.categorize(blocks, seen.at(_shown(blocks.birth, log)), seen.at(_shown(blocks.death, log)), setting)
+    owner = _known_parameters(owner, changes)
     return Attributed(timeline, cut(blocks, owner, changes), words.texts, len(changes) > 0), phases, steps
+
+
+def _known_parameters(owner: Owner, changes: Changes) -> Owner:
+    """Where parameters were registered, what only seems to be one (there before forward, and never freed) is the batch of the last step."""
+    if not (changes.category == PARAMETERS).any():
+        return owner
+    return replace(owner, category=np.where(owner.category == PARAMETERS, np.int8(INPUTS), owner.category))
 
 
 def _shown(position: Int64Array, log: Log) -> Int64Array:
