@@ -41,13 +41,17 @@ def test_every_module_of_the_package_is_an_analysis_in_reading_order() -> None:
         "idle",
         "process_groups",
         "collectives",
+        "pipeline",
+        "experts",
         "stragglers",
         "kernels",
+        "memory",
         "operators",
+        "comparison",
         "timeline",
         "coverage",
     ]
-    assert set(analyses.reducers()) == {"breakdown", "overlap", "idle", "kernels", "operators", "timeline"}
+    assert set(analyses.reducers()) == {"breakdown", "overlap", "idle", "kernels", "memory", "operators", "pipeline", "timeline"}
 
 
 def test_results_keep_the_promises_of_the_protocol() -> None:
@@ -73,7 +77,7 @@ def test_what_a_reducer_returns_can_be_sent_between_processes() -> None:
     trace.kernel("gemm", 10, 5, launch=1)
     for name, reducer in analyses.reducers().items():
         assert reducer(activity) is None, name
-        assert pickle.loads(pickle.dumps(reducer(activity_of(trace)))) is not None or name == "operators"
+        assert pickle.loads(pickle.dumps(reducer(activity_of(trace)))) is not None or name in ("operators", "memory", "pipeline")
 
 
 def test_only_the_wanted_analyses_run_and_a_wrong_name_is_said() -> None:

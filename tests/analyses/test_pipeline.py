@@ -24,7 +24,6 @@ from tracekit.job.load import LoadOptions, load_job
 from tracekit.job.model import Job
 from tracekit.job.window import Task, reduce_window
 from tracekit.manifest import Axis, Manifest
-from tracekit.report.document import clean
 from tracekit.simulate.pipeline_order import simulate
 from tracekit.trace.clock import Clock
 
@@ -55,8 +54,13 @@ def recorded(traces: Sequence[Trace], manifests: Sequence[Manifest]) -> Job:
 
 def found(*traces: Trace, mesh: str | None = None) -> dict[str, Any]:
     """``pipeline`` of the JSON."""
-    result: dict[str, Any] = clean(pipeline.analyze(job_of(*traces, mesh=mesh)).json()["pipeline"])
-    return result
+    return as_written(pipeline.analyze(job_of(*traces, mesh=mesh)))
+
+
+def as_written(result: pipeline.Pipeline) -> dict[str, Any]:
+    """``pipeline`` of the JSON as a file holds it."""
+    told: dict[str, Any] = json.loads(json.dumps(result.json(), allow_nan=False))["pipeline"]
+    return told
 
 
 def reason(*traces: Trace) -> str:
@@ -237,7 +241,7 @@ def test_each_step_is_a_run_and_what_is_not_whole_is_left_out() -> None:
     assert (told["runs"], told["notes"]) == (2, [])
     told = found(rank_of(0, [*FIRST, *again[0]], steps=steps), rank_of(1, [*SECOND, *again[1][:-1]], steps=steps))
     assert [(row["rank"], row["step"]) for row in told["by_rank"]] == [(0, 1), (1, 1)]
-    assert "2 runs of the schedule were not recorded whole" in told["notes"][0]
+    assert "2 ranks' runs of the schedule are left out" in told["notes"][0]
 
 
 def test_two_runs_in_one_step_are_two_runs() -> None:
@@ -262,7 +266,7 @@ def test_a_stage_that_was_not_read_makes_the_bubble_a_lower_bound() -> None:
 def test_clocks_that_are_not_aligned_measure_nothing_between_ranks() -> None:
     job = job_of(rank_of(0, FIRST), rank_of(1, SECOND))
     result = pipeline.analyze(replace(job, clock=Clock(False, {}, None)))
-    told = clean(result.json()["pipeline"])
+    told = as_written(result)
     assert (told["bubble_share"]["measured"], told["bubble_share"]["ideal"]) == (None, pytest.approx(1 / 3))
     assert told["in_flight_peak"] == {"0": 2, "1": 2}
     assert [(row["busy_us"], row["bubble_us"], row["waiting_for_stage_us"]) for row in told["by_rank"]] == [(60.0, None, None)] * 2
@@ -277,7 +281,7 @@ def test_without_ranges_of_stages_the_reason_says_what_is_there() -> None:
     assert reason(*silent).startswith("nothing in the traces is a pipeline")
     silent[0].collective("send", 10, 5, group="1", description="mesh_pp")
     assert reason(*silent).startswith("stages exchange messages, but no range such as PP:0F3")
-    assert reason(rank_of(0, FIRST[:3])).startswith("none of the 1 runs")
+    assert reason(rank_of(0, FIRST[:3])).startswith("no run of the schedule was recorded whole")
 
 
 def test_names_that_only_look_like_pieces_are_not_taken_for_one() -> None:

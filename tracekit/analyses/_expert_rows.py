@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
+from tracekit.analyses._common import plural
 from tracekit.collectives.kinds import element_type
 from tracekit.collectives.purpose import role_of_axis
 from tracekit.job.model import Job
@@ -64,7 +65,8 @@ def recorded(job: Job) -> tuple[list[Layer], pd.DataFrame, list[str]]:
                 said[load.layer, load.step, window.rank] = load
             else:
                 refused += 1
-    notes = [f"{refused} loads of experts in the manifests contradict themselves and are left out"] if refused else []
+    odd = "contradicts itself and is" if refused == 1 else "contradict themselves and are"
+    notes = [f"{plural(refused, 'load')} of experts in the manifests {odd} left out"] if refused else []
     members = _members(job)
     rows: dict[str, list[object]] = {name: [] for name in LOADS.names}
     for (layer, step, rank), load in said.items():

@@ -73,7 +73,8 @@ def summary_of(job: Job, axis: str, pieces: pd.DataFrame, runs: pd.DataFrame, le
     if missing:
         notes.append(f"no rank with stage {listed(missing)} was read: the measured bubble is a lower bound")
     if left_out:
-        notes.append(f"{left_out} runs of the schedule were not recorded whole on all their ranks (or have no backward) and are left out")
+        what = "rank's run of the schedule is" if left_out == 1 else "ranks' runs of the schedule are"
+        notes.append(f"{left_out} {what} left out: not recorded whole on all ranks of the pipeline, or without backward")
     known = runs[(runs["run_ns"] != NULL) & (runs["run_ns"] > 0)]
     if not len(known):
         notes.append("the clocks of the hosts could not be aligned: no time between ranks is measured")

@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from tracekit.analyses._common import known, records, us
+from tracekit.analyses._common import known, plural, records, us
 from tracekit.analyses._pipeline_figures import sections
 from tracekit.analyses._pipeline_findings import findings
 from tracekit.analyses._pipeline_ranges import Pieces, find
@@ -52,7 +52,7 @@ class Pipeline:
 
     def sections(self) -> list[Section]:
         """One run of one pipeline as a Gantt chart, where the time of its ranks goes, and every stage in figures."""
-        return [] if self.summary is None else sections(self.summary, self.gaps, self.runs, self.stages())
+        return [] if self.summary is None else sections(self.summary, self.gaps, self.runs, pd.DataFrame(self.stages()))
 
     def json(self) -> dict[str, Any]:
         """``pipeline``; null, with the reason, where there is none."""
@@ -82,26 +82,26 @@ class Pipeline:
                 "bubble_share": share,
                 "in_flight_peak": _by_number(stages, "in_flight_peak"),
                 "in_flight_until_input_peak": _by_number(stages, "in_flight_until_input_peak"),
-                "by_stage": stages.to_dict("records"),
+                "by_stage": stages,
                 "by_rank": self._by_rank(),
                 "notes": list(s.notes),
             }
         }
 
-    def stages(self) -> pd.DataFrame:
-        """One row a stage: the ranks that hold it, mean durations [us] (NaN: it has no such piece), peaks in flight, bubble share."""
+    def stages(self) -> list[dict[str, Any]]:
+        """One entry a stage: the ranks that hold it, mean durations [us] (None: it has no such piece), peaks in flight, bubble share."""
         means, trains = mean_durations(self.pieces), self.summary is not None and self.summary.schedule != "forward_only"
         late, early = (in_flight(self.pieces, "stage", until) for until in (True, False))
-        share = self.runs.assign(share=(self.runs["bubble_ns"] / self.runs["run_ns"]).where(self.runs["run_ns"] > 0))
-        by_rank = share.groupby("rank")["share"].mean()
+        share = (self.runs["bubble_ns"] / self.runs["run_ns"]).where(self.runs["run_ns"] > 0)
+        by_rank = share.groupby(self.runs["rank"]).mean()
         rows = []
         for stage, ranks in self.pieces.groupby("stage")["rank"].unique().items():
-            number = int(str(stage))
+            number, bubble = int(str(stage)), float(by_rank.reindex(ranks).mean())
             row: dict[str, Any] = {"stage": number, "ranks": sorted(ranks.tolist())}
             row |= {key: us(means.get((number, kind))) for key, kind in _DURATIONS.items()}
             row |= {"in_flight_peak": late[number] if trains else None, "in_flight_until_input_peak": early[number] if trains else None}
-            rows.append(row | {"bubble_share": float(by_rank.reindex(ranks).mean())})
-        return pd.DataFrame(rows).astype({"in_flight_peak": object, "in_flight_until_input_peak": object})
+            rows.append(row | {"bubble_share": None if bubble != bubble else bubble})
+        return rows
 
     def _by_rank(self) -> list[dict[str, Any]]:
         parts = ("busy", "run", "bubble", "fill", "waiting", "other", "drain")
@@ -119,9 +119,9 @@ class Pipeline:
         return rows
 
 
-def _by_number(stages: pd.DataFrame, column: str) -> dict[int, int] | None:
-    counts = dict(zip(stages["stage"].tolist(), stages[column].tolist(), strict=True))
-    return None if any(count is None for count in counts.values()) else counts
+def _by_number(stages: list[dict[str, Any]], key: str) -> dict[int, int] | None:
+    counts = {row["stage"]: row[key] for row in stages}
+    return None if None in counts.values() else counts
 
 
 def analyze(job: Job) -> Pipeline:
@@ -137,7 +137,7 @@ def analyze(job: Job) -> Pipeline:
 
 def _reason(job: Job, left_out: int) -> str:
     if left_out:
-        return f"none of the {left_out} runs of the schedule was recorded whole on all ranks of a pipeline"
+        return f"no run of the schedule was recorded whole on all ranks of a pipeline ({plural(left_out, 'part')} of one on a rank)"
     if any(found is not None for _, _, found in job.reduced("pipeline")):
         return "ranges mark forward and backward of micro-batches, but nothing says which stage each rank holds (--mesh pp=... would)"
     if (job.operations["purpose"] == "pipeline").any():
