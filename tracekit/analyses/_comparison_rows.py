@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tracekit.analyses._predicted import ACTIVATIONS, Key, Prediction, Volume, moment_like
+from tracekit.analyses._predicted import ACTIVATIONS, Key, Prediction, Volume, moment_like, routed_bytes
 from tracekit.memory.summary import DeviceMemory
 
 MATCH, DIFFERS, NOT_MEASURED = "match", "differs", "not_measured"
@@ -19,6 +19,8 @@ TOLERANCES = {
     "memory.communication_buffers": 0.05,
     "pipeline.bubble_share": 0.10,
 }
+#: Why exchanges between experts differ where the manifest does not list what the router did.
+UNEVEN = "unevenness: the router sends more tokens to some experts than to others, and the model takes them to be balanced"
 #: torch's Adam keeps a step counter of 4 bytes beside the moments of every parameter.
 STEP_COUNTER = 4
 
@@ -58,19 +60,19 @@ def line(quantity: str, rank: int | None, predicted: float | None, measured: flo
 # Collectives ---------------------------------------------------------------------------------------------------------
 
 
-def traffic_lines(prediction: Prediction, measured: Mapping[Key, Volume]) -> list[Line]:
-    """Calls and bytes a step of every class of collectives of one rank."""
+def traffic_lines(prediction: Prediction, measured: Mapping[Key, Volume], step: int) -> list[Line]:
+    """Calls and bytes of every class of collectives of one rank in one step, in which ``measured`` was seen."""
     lines = []
     for key in sorted({*prediction.traffic, *measured}):
         expected, seen = prediction.traffic.get(key, Volume(0, 0)), measured.get(key, Volume(0, 0))
         name = f"collectives.{'.'.join(part or 'unknown' for part in key)}"
         why = cause(prediction, key, expected, seen)
         lines.append(line(f"{name}.calls", prediction.rank, expected.calls, seen.calls, "calls", why))
+        size = expected.full_bytes
         if expected.uncertain:
-            told = "how many rows travel depends on the router: bytes are predicted for balanced experts"
-            lines.append(Line(f"{name}.bytes", prediction.rank, expected.full_bytes, seen.full_bytes, "bytes", NOT_MEASURED, told))
-        else:
-            lines.append(line(f"{name}.bytes", prediction.rank, expected.full_bytes, seen.full_bytes, "bytes", why))
+            told = routed_bytes(prediction, expected, step)
+            size, why = (size, UNEVEN) if told is None else (told, why)
+        lines.append(line(f"{name}.bytes", prediction.rank, size, seen.full_bytes, "bytes", why))
     return lines
 
 

@@ -13,7 +13,7 @@ from tracekit.estimate.hardware import HARDWARE, Hardware
 from tracekit.estimate.memory import Moment, RankMemory, rank_memory
 from tracekit.estimate.model_state import ModelState
 from tracekit.estimate.parameters import stage_chunks
-from tracekit.estimate.recorded import Recorded, parameters_of, recorded
+from tracekit.estimate.recorded import Recorded, parameters_of, recorded, routed_rows
 from tracekit.manifest import Manifest
 
 #: Moments this close to the peak are taken for it.
@@ -47,10 +47,10 @@ class Prediction:
     problem: str = ""
 
 
-def predict(rank: int, manifest: Manifest) -> Prediction:
-    """The model's figures for the job and rank of a manifest."""
+def predict(rank: int, manifest: Manifest, peak_step: int | None = None) -> Prediction:
+    """The model's figures for the job and rank of a manifest. ``peak_step``: the step whose memory is wanted; experts differ by step."""
     try:
-        found = recorded(manifest)
+        found = recorded(manifest, peak_step)
         if found.shape is None:
             return _any_model(rank, manifest, found)
         check(found.shape, found.plan)
@@ -112,8 +112,21 @@ def classes(found: Recorded, rows: Sequence[Traffic]) -> dict[Key, Volume]:
         key = (found.axis_of(row), row.kind, row.purpose)
         calls[key] += row.calls
         sizes[key] += row.calls * row.full_bytes
-    routed = ("expert_dispatch", "expert_combine")
+    routed = ("expert_dispatch", "expert_combine") if not found.plan.expert_padding else ()
     return {key: Volume(calls[key], sizes[key], key[2] in routed) for key in calls}
+
+
+def routed_bytes(prediction: Prediction, balanced: Volume, step: int) -> int | None:
+    """Bytes of one class of exchanges between experts in a step whose loads were recorded; None where they were not.
+
+    Rows go out and their gradients come back: each way once as many as this rank's tokens chose, once as many as reached its experts. The
+    balanced figure has the choices both times.
+    """
+    found, rows = prediction.found, routed_rows(prediction.manifest, step)
+    if rows is None or found is None or found.shape is None:
+        return None
+    choices, sent, arrived = rows
+    return balanced.full_bytes + (sent + arrived - 2 * choices) * found.shape.hidden * found.plan.recipe.autograd
 
 
 def hardware_of(device: str) -> Hardware | None:

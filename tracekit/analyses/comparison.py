@@ -65,22 +65,23 @@ class Comparison:
 def analyze(job: Job) -> Comparison:
     """Predict what can be predicted, and set it beside what was measured."""
     manifests = {w.rank: w.manifest for w in job.windows if w.rank is not None and w.manifest is not None}
-    predictions = [predict(rank, manifest) for rank, manifest in sorted(manifests.items())]
+    memory = {row.rank: row.memory for row in main_devices(rows_of(job, "memory"))}
+    steps = {rank: row.peak_step for rank, row in memory.items()}
+    predictions = [predict(rank, manifest, steps.get(rank)) for rank, manifest in sorted(manifests.items())]
     problems = list(dict.fromkeys(p.problem for p in predictions if p.problem))
     predictions = [p for p in predictions if not p.problem]
-    memory = {row.rank: row.memory for row in main_devices(rows_of(job, "memory"))}
     lines: list[Line] = []
     for prediction in predictions:
         lines += memory_lines(prediction, memory.get(prediction.rank))
-        lines += traffic_lines(prediction, measured_traffic(job, prediction.rank))
+        lines += traffic_lines(prediction, *measured_traffic(job, prediction.rank))
     lines += _bubble(job, predictions)
     if not predictions and not manifests:
         lines += implied.lines(job)
     return Comparison(lines, links(job), hardware_of(job.device), problems)
 
 
-def measured_traffic(job: Job, rank: int) -> dict[Key, Volume]:
-    """Calls and full bytes a step of each class of one rank: those of the first step whose calls most steps share."""
+def measured_traffic(job: Job, rank: int) -> tuple[dict[Key, Volume], int]:
+    """(calls and full bytes of each class of one rank, the step they are of): the first step whose calls and bytes most steps share."""
     operations = job.operations
     own = operations[(operations["rank"] == rank) & (operations["launch_step_number"] >= 0) & (operations["kind"] != "barrier")]
     if job.steps:
@@ -91,10 +92,11 @@ def measured_traffic(job: Job, rank: int) -> dict[Key, Volume]:
         key = (job.groups[group].axis if group >= 0 else "", str(kind), str(purpose))
         steps.setdefault(int(step), {}).setdefault(key, []).append(int(full))
     if not steps:
-        return {}
+        return {}, -1
     signatures = {step: tuple(sorted((key, len(sizes), sum(sizes)) for key, sizes in found.items())) for step, found in steps.items()}
     usual = Counter(signatures.values()).most_common(1)[0][0]
-    return {key: Volume(calls, size) for key, calls, size in usual}
+    step = next(step for step, signature in signatures.items() if signature == usual)
+    return {key: Volume(calls, size) for key, calls, size in usual}, step
 
 
 def _bubble(job: Job, predictions: Sequence[Prediction]) -> list[Line]:

@@ -13,6 +13,7 @@ arXiv:2205.05198, equations 1 to 6):
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -105,7 +106,7 @@ def layer_saved(shape: ModelShape, plan: Plan, layer: int) -> list[Saved]:
         *_norm(size, "attention_norm"),
         *_attention(size),
         *_norm(size, "mlp_norm"),
-        *(_experts(size) if experts else _mlp(size, "mlp", shape.ffn)),
+        *(_experts(size, layer) if experts else _mlp(size, "mlp", shape.ffn)),
         *([size.by_sequence("residual_dropout_mask", 2 * shape.hidden, MASK)] if shape.dropout else []),
     ]
 
@@ -155,19 +156,41 @@ def _mlp_inside(size: _Sizes, name: str, width: int) -> Iterator[Saved]:
         yield size.tensor(f"{name}.{part}", width)
 
 
-def _experts(size: _Sizes) -> Iterator[Saved]:
+def _experts(size: _Sizes, layer: int) -> Iterator[Saved]:
     """Router, the k copies of each token that reach experts, and the shared experts. Balanced routing: as many arrive as leave.
 
-    With tensor parallelism each of the t ranks routes its 1/t of the tokens (or, experts divided, has 1/t of each expert's width).
+    With tensor parallelism each of the t ranks routes its 1/t of the tokens (or, experts divided, has 1/t of each expert's width), unless
+    it has copies of the experts.
     """
-    shape = size.shape
+    shape, sent, arrived = size.shape, _sent_rows(size), expert_rows(size.shape, size.plan, layer)
     yield size.gathered("mlp.input", shape.hidden)
     yield size.by_sequence("router.probabilities", shape.experts, FULL)
-    yield size.tensor("experts.input", shape.top_k * shape.hidden)
-    yield from _mlp_inside(size, "experts", shape.top_k * shape.expert_ffn)
-    yield size.tensor("experts.output", shape.top_k * shape.hidden)
+    yield Saved("experts.input", arrived * shape.hidden * size.e)
+    for part in ("gate", "gate_activated", "up", "product") if shape.gated else ("up", "activated"):
+        yield Saved(f"experts.{part}", arrived * shape.expert_ffn * size.e)
+    yield Saved("experts.output", sent * shape.hidden * size.e)
+    if size.plan.plain_experts:
+        yield Saved("experts.combined", sent * shape.hidden * size.e)
+        yield Saved("experts.indices", (4 * sent + 2 * arrived) * ID + (2 * sent + size.count) * FULL)
     if shape.shared_experts:
         yield from _mlp_inside(size, "shared_experts", shape.shared_experts * shape.expert_ffn)
+
+
+def _sent_rows(size: _Sizes) -> int:
+    """Rows that this rank's tokens send to experts."""
+    t = 1 if size.plan.mesh.expert_copies else size.t
+    return -(-expert_rows_sent(size.shape, size.plan, size.count) // t)
+
+
+def expert_rows_sent(shape: ModelShape, plan: Plan, count: int) -> int:
+    """Rows of ``count`` tokens: k each; padded to E ceil(factor k T / E) where every expert takes as many."""
+    rows = shape.top_k * count
+    return shape.experts * math.ceil(plan.expert_padding * rows / shape.experts) if plan.expert_padding else rows
+
+
+def expert_rows(shape: ModelShape, plan: Plan, layer: int) -> int:
+    """Rows that arrive at this rank's experts in one micro-batch."""
+    return plan.expert_loads[layer] if layer < len(plan.expert_loads) else _sent_rows(_Sizes(shape, plan))
 
 
 def layer_bytes(shape: ModelShape, plan: Plan, layer: int) -> tuple[int, int]:
@@ -201,7 +224,9 @@ def block_backward(shape: ModelShape, plan: Plan, layer: int) -> tuple[BackwardS
     saved = layer_saved(shape, plan, layer)
     whole = sum(tensor.bytes for tensor in saved)
     stream = size.by_sequence("residual", shape.hidden).bytes
-    inner = size.tensor("inner", shape.top_k * shape.expert_ffn if shape.has_experts(layer) else shape.ffn).bytes
+    inner = size.tensor("inner", shape.ffn).bytes
+    if shape.has_experts(layer):
+        inner = expert_rows(shape, plan, layer) * shape.expert_ffn * size.e
     mlp = sum(tensor.bytes for tensor in saved if tensor.name.startswith(("mlp.", "experts.", "shared_experts.", "router.")))
     inside = sum(tensor.bytes for tensor in saved if tensor.name.endswith((".up", ".activated", ".gate", ".gate_activated", ".product")))
     heads = size.tensor("heads", shape.query_width + shape.key_width + shape.value_width).bytes
@@ -221,9 +246,9 @@ def stage_activations(shape: ModelShape, plan: Plan, layers: list[int], first: b
     size = _Sizes(shape, plan)
     saved: dict[str, int] = {}
     backward: dict[str, tuple[BackwardStep, ...]] = {}
-    kinds: dict[bool, tuple[int, tuple[BackwardStep, ...]]] = {}  # all layers with experts are alike, and all without
+    kinds: dict[object, tuple[int, tuple[BackwardStep, ...]]] = {}  # all layers without experts are alike, and all with as many rows
     for layer in layers:
-        kind = shape.has_experts(layer)
+        kind = (shape.has_experts(layer), plan.expert_loads[layer : layer + 1])
         if kind not in kinds:
             kinds[kind] = layer_bytes(shape, plan, layer)[0], block_backward(shape, plan, layer)
         unit = ROOT if plan.wrap == "whole" else f"layers.{layer}"

@@ -25,7 +25,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tracekit.estimate.activations import tokens
+from tracekit.estimate.activations import expert_rows_sent, tokens
 from tracekit.estimate.buckets import MIB, ddp_buckets, deepspeed_buckets, zero_buckets
 from tracekit.estimate.model_state import row_shard
 from tracekit.estimate.padding import round_up
@@ -299,7 +299,7 @@ def _expert(shape: ModelShape, plan: Plan, layer: int, again: int) -> Iterator[T
         return
     m = plan.batch.micro_batches
     share = 1 if plan.mesh.expert_copies else plan.mesh.tp
-    full = -(-expert_rows(shape, plan) * shape.hidden * plan.recipe.autograd // share)
+    full = -(-expert_rows_sent(shape, plan, tokens(shape, plan)) * shape.hidden * plan.recipe.autograd // share)
     if plan.expert_counts:
         counts = COUNT * shape.experts
         yield Traffic("ep", "expert_dispatch", "all_to_all", "forward", plan.mesh.ep, plan.mesh.etp, m, counts)
@@ -307,12 +307,6 @@ def _expert(shape: ModelShape, plan: Plan, layer: int, again: int) -> Iterator[T
     for purpose in ("expert_dispatch", "expert_combine"):
         yield Traffic("ep", purpose, "all_to_all", "forward", plan.mesh.ep, plan.mesh.etp, m, full)
         yield Traffic("ep", purpose, "all_to_all", "backward", plan.mesh.ep, plan.mesh.etp, m * (1 + again), full)
-
-
-def expert_rows(shape: ModelShape, plan: Plan) -> int:
-    """Rows that the tokens of one micro-batch send to experts: k T; padded to E ceil(factor k T / E) where every expert takes as many."""
-    rows = shape.top_k * tokens(shape, plan)
-    return shape.experts * math.ceil(plan.expert_padding * rows / shape.experts) if plan.expert_padding else rows
 
 
 def _ends(shape: ModelShape, plan: Plan, first: bool, last: bool) -> Iterator[Traffic]:

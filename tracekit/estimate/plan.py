@@ -189,6 +189,8 @@ class Plan:
     each rank, filled with zeros where there are fewer (0: as many as come).
     ``keeps_gathered_keys``: with context_parallel allgather, keys and values of all ranks are kept for backward, not gathered again.
     ``backend_copies``: while an all-gather or a reduce-scatter runs, the backend holds a copy of its whole buffer (gloo does).
+    ``plain_experts``: rows are sorted by expert and put back by single operations of torch, which keep indices and the experts' outputs for
+    backward. ``expert_loads``: rows that arrive at this rank's experts in a micro-batch, one number a layer; () as many as leave it.
     ``receive_buffers``: a pipeline stage has one for each micro-batch (torch). ``keeps_logits``: the program holds logits in a variable
     until backward has ended.
     """
@@ -215,6 +217,8 @@ class Plan:
     expert_padding: float = 0.0
     keeps_gathered_keys: bool = False
     backend_copies: bool = False
+    plain_experts: bool = False
+    expert_loads: tuple[int, ...] = ()
     receive_buffers: bool = True
 
     def __post_init__(self) -> None:

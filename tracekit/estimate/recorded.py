@@ -29,6 +29,7 @@ _SCHEDULES = {"interleaved_zero_bubble": "interleaved_1f1b"}
 _REFUSED_SCHEDULES = ("zbv",)
 #: A dimension of a DTensor that is divided, in the long and the short form of torch: ``Shard(dim=0)``, ``S(0)``, ``_S(0, 2)``.
 _SHARDED = re.compile(r"_?S(?:hard|tridedShard)?\((?:dim=)?(\d{1,3})")
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d{1,5})(?:\.|$)")
 MOST_LAYERS, MOST_MICRO_BATCHES, MOST_DIMENSIONS = 10_000, 1_000_000, 16
 
 
@@ -60,13 +61,16 @@ class Recorded:
         return held if units is None else [replace(p, unit=units.get(p.name, p.unit)) for p in held]
 
 
-def recorded(manifest: Manifest) -> Recorded:
-    """The model's input for one rank. UsageError where there is no formula for what the job did."""
+def recorded(manifest: Manifest, step: int | None = None) -> Recorded:
+    """The model's input for one rank. UsageError where there is no formula for what the job did.
+
+    ``step``: whose loads of experts to take, where the manifest lists them; without it experts are balanced.
+    """
     if manifest.strategy == "collectives":
         raise UsageError("single collectives are no training: there is nothing to predict of them")
     sizes = used_sizes(manifest)
     shape = shape_of(manifest)
-    plan = plan_of(manifest, sizes)
+    plan = replace(plan_of(manifest, sizes), expert_loads=_expert_loads(manifest, step))
     stage = manifest.coordinate.get("pp", 0) if plan.mesh.pp > 1 else 0
     if not 0 <= stage < plan.mesh.pp:
         raise UsageError(f"the manifest's place along pp is none of {plan.mesh.pp}", "record the job again")
@@ -128,9 +132,29 @@ def plan_of(manifest: Manifest, sizes: Mapping[str, int]) -> Plan:
         regather_inputs=False,
         backend_copies=device == "cpu" and "gloo" in manifest.backend,
         expert_counts=not padded,
+        plain_experts=True,
         expert_padding=number(options, "capacity_factor", 0.0) if padded else 0.0,
         wrap="ends" if manifest.strategy == "zero3" else "layers",
     )
+
+
+def _expert_loads(manifest: Manifest, step: int | None) -> tuple[int, ...]:
+    """Rows that arrived at this rank's experts of every layer, mean of a step's micro-batches; () where one layer's are not known."""
+    rows: dict[int, int] = {}
+    for load in manifest.experts:
+        layer = _LAYER.search(load.layer)
+        if load.step == step and layer is not None and load.received and all(0 <= count <= MOST for count in load.received):
+            rows[int(layer[1])] = -(-sum(load.received) // _batch(manifest).micro_batches)
+    return tuple(rows[layer] for layer in range(len(rows))) if list(range(len(rows))) == sorted(rows) else ()
+
+
+def routed_rows(manifest: Manifest, step: int) -> tuple[int, int, int] | None:
+    """(choices of this rank's tokens, rows they sent, rows that arrived) in all layers of one step; None where that was not recorded."""
+    loads = [load for load in manifest.experts if load.step == step]
+    if not loads or any(not load.routed or not load.received for load in loads):
+        return None
+    sent = sum(sum(load.routed) for load in loads)
+    return sent + sum(load.dropped for load in loads), sent, sum(sum(load.received) for load in loads)
 
 
 def _batch(manifest: Manifest) -> Batch:
