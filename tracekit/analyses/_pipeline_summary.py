@@ -50,36 +50,25 @@ class Summary:
 def summary_of(job: Job, axis: str, pieces: pd.DataFrame, runs: pd.DataFrame, left_out: int, on_device: bool) -> Summary:
     """Bring together what the manifests say and what the pieces of work show."""
     said, orders = _said(job), next(orders_of(pieces))
-    held = [sorted({piece.stage for piece in own}) for own in orders.values()]
-    virtual = max(map(len, held))
+    held = [{piece.stage for piece in own} for own in orders.values()]
+    seen, virtual = set[int]().union(*held), max(map(len, held))
     size = next((a.size for a in job.mesh.axes if a.name == axis), 0)
-    seen = {stage for own in held for stage in own}
     stages = max(_number(said, "stages"), size * virtual, max(seen) + 1)
-    ranks = size or -(-stages // virtual)
-    batches = int(pieces["micro_batch"].max()) + 1
-    schedule, why = schedule_of(orders, stages, batches)
-    notes = [f"the schedule is not told: {why}"] if why and not said else []
-    recorded = said.get("schedule")
-    recorded = recorded[:64] if isinstance(recorded, str) else ""
-    if recorded and schedule not in (recorded, UNKNOWN):
-        notes.append(f"the manifest calls the schedule {recorded}; the order of work is that of {schedule}")
-    means = mean_durations(pieces)
-    equal = replayed_share(orders, lambda piece: _mean(means, piece.kind))
-    replayed = replayed_share(orders, lambda piece: means.get((piece.stage, piece.kind), 0.0))
-    ideal, ideal_from = _ideal(recorded or schedule, ranks, batches, virtual, means)
-    if ideal is None and equal is not None and len(seen) == stages:
+    ranks, batches = size or -(-stages // virtual), int(pieces["micro_batch"].max()) + 1
+    told = said.get("schedule")
+    recorded = told[:64] if isinstance(told, str) else ""
+    by_order, why = schedule_of(orders, stages, batches)
+    schedule, means = recorded or by_order, mean_durations(pieces)
+    equal = replayed = None
+    if len(seen) == stages:
+        equal = replayed_share(orders, lambda piece: _mean(means, piece.kind))
+        replayed = replayed_share(orders, lambda piece: means.get((piece.stage, piece.kind), 0.0))
+    ideal, ideal_from = _ideal(schedule, ranks, batches, virtual, means)
+    if ideal is None and equal is not None:
         ideal, ideal_from = equal, "replay of the order of work with equal stages"
-    missing = sorted(set(range(min(stages, 10**4))) - seen)
-    if missing:
-        notes.append(f"no rank with stage {listed(missing)} was read: the measured bubble is a lower bound")
-    if left_out:
-        what = "rank's run of the schedule is" if left_out == 1 else "ranks' runs of the schedule are"
-        notes.append(f"{left_out} {what} left out: not recorded whole on all ranks of the pipeline, or without backward")
     known = runs[(runs["run_ns"] != NULL) & (runs["run_ns"] > 0)]
-    if not len(known):
-        notes.append("the clocks of the hosts could not be aligned: no time between ranks is measured")
     return Summary(
-        schedule=recorded or schedule,
+        schedule=schedule,
         source="manifest" if recorded else "order of work",
         axis=axis,
         stages=stages,
@@ -92,11 +81,33 @@ def summary_of(job: Job, axis: str, pieces: pd.DataFrame, runs: pd.DataFrame, le
         measured=float((known["bubble_ns"] / known["run_ns"]).mean()) if len(known) else None,
         ideal=ideal,
         ideal_from=ideal_from,
-        ideal_twice=_ideal(recorded or schedule, ranks, 2 * batches, virtual, means)[0],
+        ideal_twice=_ideal(schedule, ranks, 2 * batches, virtual, means)[0],
         equal=equal,
         replayed=replayed,
-        notes=tuple(notes),
+        notes=(*_about_schedule(recorded, by_order, why), *_about_gaps(stages, seen, left_out, len(known) > 0)),
     )
+
+
+def _about_schedule(recorded: str, by_order: str, why: str) -> list[str]:
+    if not recorded:
+        return [f"the schedule is not told: {why}"] if why else []
+    if by_order in (recorded, UNKNOWN):
+        return []
+    return [f"the manifest calls the schedule {recorded}; the order of work is that of {by_order}"]
+
+
+def _about_gaps(stages: int, seen: set[int], left_out: int, measured: bool) -> list[str]:
+    """What was not read or cannot be compared."""
+    notes = []
+    missing = sorted(set(range(min(stages, 10**4))) - seen)
+    if missing:
+        notes.append(f"no rank with stage {listed(missing)} was read: the measured bubble is a lower bound")
+    if left_out:
+        what = "rank's run of the schedule is" if left_out == 1 else "ranks' runs of the schedule are"
+        notes.append(f"{left_out} {what} left out: not recorded whole on all ranks of the pipeline, or without backward")
+    if not measured:
+        notes.append("the clocks of the hosts could not be aligned: no time between ranks is measured")
+    return notes
 
 
 def _said(job: Job) -> dict[str, Any]:
