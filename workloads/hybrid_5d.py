@@ -20,12 +20,13 @@ Sources: TorchTitan, arXiv:2410.06511; MoE Parallel Folding, arXiv:2504.14960.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
-from tracekit.manifest import Expected
+from tracekit.manifest import Expected, ExpertLoad
 from workloads.common import hybrid, loop, reference
-from workloads.common.experts import Routing, mixture
+from workloads.common.experts import Routing, mixture, take_loads
 from workloads.common.hybrid import DATA_AXES
 from workloads.common.job import Job, Training
 from workloads.common.settings import option
@@ -48,6 +49,17 @@ def build(job: Job, options: Options) -> Training:
     """This rank's stage."""
     result = hybrid.training(job, options, _routing(options))
     result.reference = lambda: _reference(job, options)
+    train, numbers = result.step, iter(range(job.settings.steps))
+    assert train is not None
+    loads: list[ExpertLoad] = []
+
+    def step(ids: Tensor, targets: Tensor, recorder: Any) -> Tensor | None:
+        loss = train(ids, targets, recorder)
+        loads.extend(take_loads(result.models, next(numbers)))
+        recorder.describe(experts=loads)
+        return loss
+
+    result.step = step
     return result
 
 
