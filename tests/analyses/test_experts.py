@@ -107,6 +107,13 @@ def test_a_padded_exchange_of_which_a_rank_is_missing_tells_nothing() -> None:
     assert "padded" in layer["not_measured"]["tokens_by_rank"]
 
 
+def test_of_a_part_of_the_ranks_no_imbalance_is_told() -> None:
+    (layer,) = told(recorded([load(0, [10, 20, 30, 40], [14, 26])], []))
+    assert (layer["tokens_by_rank"], layer["tokens_by_expert"]) == ({"0": 40}, {"0": 14, "1": 26})
+    assert (layer["imbalance"], layer["expert_imbalance"], layer["worst_step"]) == (None, None, None)
+    assert layer["not_measured"] == {"imbalance": "not all ranks that hold the layer's experts were read"}
+
+
 def test_dropped_tokens_are_unknown_where_padding_hides_them() -> None:
     (layer,) = told(recorded([load(0, [], [], padding=True, capacity=40)], [load(1, [], [], padding=True, capacity=40)]))
     assert (layer["dropped_tokens"], layer["routed_tokens"], layer["dropped_share"]) == (None, None, None)
@@ -224,13 +231,13 @@ def test_an_uneven_exchange_is_told_by_its_mean() -> None:
 
 
 def test_the_report_shows_layers_by_ranks_and_by_experts() -> None:
-    loads = [[load(0, [5] * 4, [14, 26])], [load(1, [5] * 4, [80, 80], layer="layers.1.moe")]]
+    loads = [[load(0, [5] * 4, [14, 26]), load(0, [5] * 4, [30, 10], layer="layers.1.moe")], [load(1, [5] * 4, [40, 40])]]
     (section,) = experts.analyze(recorded(*loads)).sections()
     by_rank, by_expert, table = section.charts
     assert (by_rank.x_labels, by_rank.y_labels) == (["0", "1"], ["layers.0.moe", "layers.1.moe"])  # type: ignore[union-attr]
-    assert by_rank.values == [[40, None], [None, 160]]  # type: ignore[union-attr]
-    assert by_expert.values == [[14, 26, None, None], [None, None, 80, 80]]  # type: ignore[union-attr]
-    assert table.frame["imbalance"].tolist() == [1.0, 1.0]  # type: ignore[union-attr]
+    assert by_rank.values == [[40, 80], [40, None]]  # type: ignore[union-attr]
+    assert by_expert.values == [[14, 26, 40, 40], [30, 10, None, None]]  # type: ignore[union-attr]
+    assert table.frame["imbalance"].fillna(-1).tolist() == [pytest.approx(80 / 60), -1]  # type: ignore[union-attr]
 
 
 def test_every_key_is_documented() -> None:

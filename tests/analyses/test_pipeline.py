@@ -257,10 +257,19 @@ def test_without_backward_nothing_is_counted_in_flight() -> None:
     assert told["bubble_share"]["measured"] == pytest.approx(1 / 3) == told["bubble_share"]["ideal"]
 
 
-def test_a_stage_that_was_not_read_makes_the_bubble_a_lower_bound() -> None:
-    told = found(rank_of(1, SECOND))
-    assert told["stages"] == 2
-    assert "no rank with stage 0 was read: the measured bubble is a lower bound" in told["notes"]
+@pytest.mark.parametrize(
+    ("work", "measured", "note"),
+    [
+        (FIRST, 1 / 3, "no rank with stage 1 was read: the measured bubble is a lower bound"),
+        (SECOND, None, "no rank with stage 0 was read: how long a run of the schedule is cannot be told"),
+    ],
+)
+def test_without_the_first_stage_the_length_of_a_run_is_not_known(work: Work, measured: float | None, note: str) -> None:
+    told = found(rank_of(0, work), mesh="pp=2")
+    assert told["stages"] == 2 and note in told["notes"]
+    assert told["bubble_share"]["measured"] == (None if measured is None else pytest.approx(measured))
+    assert [row["run_us"] for row in told["by_rank"]] == [None if measured is None else 90.0]
+    assert told["bubble_share"]["replayed"] is None
 
 
 def test_clocks_that_are_not_aligned_measure_nothing_between_ranks() -> None:

@@ -12,6 +12,7 @@ from tracekit.job.model import Job
 from tracekit.units import NULL
 
 _EVEN = "every exchange gives all ranks the same number of rows: they may be padded, and then do not tell the tokens"
+_PARTLY = "not all ranks that hold the layer's experts were read"
 _PADDED = "the exchange is padded, and not all ranks that send to these experts were read"
 
 
@@ -83,23 +84,26 @@ def of_layer(layer: Layer, part: pd.DataFrame) -> Load:
     """The load of a layer by its rows of LOADS, one an expert and step."""
     lost = sorted(set(part["rank"][part["tokens"] == NULL].tolist()))
     known = part[~part["rank"].isin(lost)]
-    totals = known.groupby("rank")["tokens"].sum()
-    experts = (known if not lost else known.iloc[:0]).groupby("expert")["tokens"].sum()
-    each = known.groupby(["part", "rank"])["tokens"].sum()
+    totals, experts = known.groupby("rank")["tokens"].sum(), known.groupby("expert")["tokens"].sum()
+    partly = not lost and layer.experts is not None and len(experts) < layer.experts
     if lost:
         layer.reasons |= dict.fromkeys(("tokens_by_rank", "tokens_by_expert", "imbalance"), _PADDED)
-    ratios = _ratios(each if not lost else each.iloc[:0])
+    elif partly:
+        layer.reasons["imbalance"] = _PARTLY
+    whole = not (lost or partly)
+    each = known.groupby(["part", "rank"])["tokens"].sum()
+    ratios = _ratios(each if whole else each.iloc[:0])
     return Load(
         layer=layer,
         group="",
         axis="",
         steps=part["part"].nunique(),
         tokens_by_rank=dict(sorted({**dict.fromkeys(lost), **_counts(totals)}.items())),
-        tokens_by_expert=_counts(experts),
+        tokens_by_expert={} if lost else _counts(experts),
         bytes_by_rank={},
-        imbalance=None if lost else _ratio(totals),
+        imbalance=_ratio(totals) if whole else None,
         mean_imbalance=float(ratios.mean()) if len(ratios) else None,
-        expert_imbalance=_ratio(experts),
+        expert_imbalance=_ratio(experts) if whole else None,
         worst=_worst(each, ratios) if len(ratios) else None,
     )
 

@@ -93,7 +93,8 @@ def _table(stages: pd.DataFrame) -> Table:
     frame = stages.assign(ranks=[listed(ranks) for ranks in stages["ranks"]])
     shown = {name: heading for name, heading in _COLUMNS.items() if not frame[name].isna().all()}
     missing = {name: "the stage has no such pieces" for name in shown if name.endswith("_us")}
-    missing |= {"bubble_share": "the clocks of the hosts are not aligned", "in_flight_peak": "no backward was recorded"}
+    missing["bubble_share"] = "the clocks of the hosts are not aligned, or the first stage was not read"
+    missing["in_flight_peak"] = "no backward was recorded"
     counts = [name for name in ("in_flight_peak",) if name in shown]
     frame = frame[list(shown)].astype({name: "int64" if name in counts else "float64" for name in shown if name not in ("stage", "ranks")})
     return Table("Stages", frame, shown, missing={name: why for name, why in missing.items() if name in shown})

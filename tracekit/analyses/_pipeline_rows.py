@@ -45,7 +45,7 @@ RUNS = table(
     ("step", "int64", "", "number of the step; NULL"),
     ("turn", "int64", "", "which run of the schedule within its step"),
     ("busy_ns", "int64", "ns", "some piece of the rank is at work"),
-    ("run_ns", "int64", "ns", "the whole run on all ranks of the replica; NULL where clocks are not aligned, and so are the following"),
+    ("run_ns", "int64", "ns", "the whole run on all ranks of the replica; NULL, and so are the following, where it is not known"),
     ("bubble_ns", "int64", "ns", "run - busy"),
     ("fill_ns", "int64", "ns", "part of the bubble before the rank's first piece"),
     ("waiting_ns", "int64", "ns", "part in which another stage had not finished what comes next"),
@@ -178,11 +178,19 @@ def _ready(timed: pd.DataFrame) -> Any:
 
 
 def runs_of(gaps: pd.DataFrame, aligned: bool) -> pd.DataFrame:
-    """Table RUNS: of every rank and run the busy time and, where ``aligned``, the bubble and its parts."""
+    """Table RUNS: of every rank and run the busy time and, where ``aligned``, the bubble and its parts.
+
+    A run begins with its first stage: where that was not read, nobody knows how long the run is.
+    """
     if not len(gaps):
         return RUNS.empty()
     own = gaps.groupby(_RANK_RUN).agg(
-        busy=("works", "sum"), waiting=("waited", "sum"), gap=("gap", "sum"), first=("start_ns", "min"), last=("end_ns", "max")
+        busy=("works", "sum"),
+        waiting=("waited", "sum"),
+        gap=("gap", "sum"),
+        first=("start_ns", "min"),
+        last=("end_ns", "max"),
+        stage=("stage", "min"),
     )
     whole = own.groupby(RUN)
     low, high = whole["first"].transform("min"), whole["last"].transform("max")
@@ -194,9 +202,9 @@ def runs_of(gaps: pd.DataFrame, aligned: bool) -> pd.DataFrame:
         "other_ns": own["gap"] - own["waiting"],
         "drain_ns": high - own["last"],
     }
-    known = columns if aligned else {name: np.full(len(own), NULL, np.int64) for name in columns}
+    begins = aligned & (whole["stage"].transform("min") == 0).to_numpy()
+    measured = {name: np.where(begins, value.to_numpy(), NULL) for name, value in columns.items()}
     keys = own.index.to_frame(index=False)
-    measured = {name: np.asarray(value) for name, value in known.items()}
     return RUNS.frame({**{c: keys[c] for c in _RANK_RUN}, "busy_ns": own["busy"].to_numpy(), **measured})
 
 

@@ -84,7 +84,7 @@ def summary_of(job: Job, axis: str, pieces: pd.DataFrame, runs: pd.DataFrame, le
         ideal_twice=_ideal(schedule, ranks, 2 * batches, virtual, means)[0],
         equal=equal,
         replayed=replayed,
-        notes=(*_about_schedule(recorded, by_order, why), *_about_gaps(stages, seen, left_out, len(known) > 0)),
+        notes=(*_about_schedule(recorded, by_order, why), *_about_gaps(stages, seen, left_out, job.clock.aligned)),
     )
 
 
@@ -96,16 +96,17 @@ def _about_schedule(recorded: str, by_order: str, why: str) -> list[str]:
     return [f"the manifest calls the schedule {recorded}; the order of work is that of {by_order}"]
 
 
-def _about_gaps(stages: int, seen: set[int], left_out: int, measured: bool) -> list[str]:
+def _about_gaps(stages: int, seen: set[int], left_out: int, aligned: bool) -> list[str]:
     """What was not read or cannot be compared."""
     notes = []
     missing = sorted(set(range(min(stages, 10**4))) - seen)
     if missing:
-        notes.append(f"no rank with stage {listed(missing)} was read: the measured bubble is a lower bound")
+        so = "the measured bubble is a lower bound" if 0 in seen else "how long a run of the schedule is cannot be told"
+        notes.append(f"no rank with {'stage' if len(missing) == 1 else 'stages'} {listed(missing)} was read: {so}")
     if left_out:
         what = "rank's run of the schedule is" if left_out == 1 else "ranks' runs of the schedule are"
         notes.append(f"{left_out} {what} left out: not recorded whole on all ranks of the pipeline, or without backward")
-    if not measured:
+    if not aligned:
         notes.append("the clocks of the hosts could not be aligned: no time between ranks is measured")
     return notes
 
