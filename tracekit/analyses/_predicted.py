@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tracekit.errors import UsageError
 from tracekit.estimate.communication import Traffic, data_parallel, merged, model_parallel
 from tracekit.estimate.estimate import check, chunk_activations, estimate_parameters, local_parameters
 from tracekit.estimate.hardware import HARDWARE, Hardware
-from tracekit.estimate.memory import Moment, RankMemory, rank_memory
+from tracekit.estimate.memory import Moment, rank_memory
 from tracekit.estimate.model_state import ModelState
 from tracekit.estimate.parameters import stage_chunks
 from tracekit.estimate.recorded import Recorded, parameters_of, recorded, routed_rows
@@ -56,8 +56,6 @@ def predict(rank: int, manifest: Manifest, peak_step: int | None = None) -> Pred
         check(found.shape, found.plan)
         held = found.wrapped(local_parameters(found.shape, found.plan, found.stage))
         memory = rank_memory(held, chunk_activations(found.shape, found.plan, found.stage), found.plan, found.stage, found.shard_rank)
-        if not found.keeps_buckets:
-            memory = _without_buckets(memory)
         chunks = stage_chunks(found.shape.layers, found.plan.mesh.pp, found.plan.virtual_stages, found.stage)
         layers = [layer for chunk in chunks for layer in chunk]
         training = [*data_parallel(held, found.plan), *model_parallel(found.shape, found.plan, layers, found.stage, held)]
@@ -65,16 +63,6 @@ def predict(rank: int, manifest: Manifest, peak_step: int | None = None) -> Pred
     except UsageError as error:
         return Prediction(rank, manifest, problem=error.problem)
     return Prediction(rank, manifest, found, memory.state, memory.peak, memory.moments, classes(found, rows))
-
-
-def _without_buckets(memory: RankMemory) -> RankMemory:
-    """Gradients that are averaged by hand lie in no buckets beside backward."""
-    buckets = memory.state.buckets
-
-    def less(moment: Moment) -> Moment:
-        return replace(moment, bytes={**moment.bytes, "communication_buffers": moment.bytes["communication_buffers"] - buckets})
-
-    return replace(memory, state=replace(memory.state, buckets=0), moments=tuple(less(moment) for moment in memory.moments))
 
 
 def _any_model(rank: int, manifest: Manifest, found: Recorded) -> Prediction:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tracekit.estimate.parameters import ROOT
 from tracekit.estimate.plan import Plan
@@ -39,11 +39,13 @@ class BackwardStep:
     """A moment in the backward of a unit: ``saved`` bytes of its own still held, ``temporaries``: gradients of activations [bytes].
 
     ``parts``: the layers (last but one word of a parameter's name) whose gradients are there; None: all of the unit.
+    ``shares``: (part, of how many experts, of how many in all) where experts work one after another.
     """
 
     saved: int
     temporaries: int
     parts: tuple[str, ...] | None = ()
+    shares: tuple[tuple[str, int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,8 @@ def _attention(size: _Sizes) -> Iterator[Saved]:
             yield size.tensor("attention.softmax_dropout", shape.heads * shape.sequence, core=True)
             yield size.tensor("attention.softmax_dropout_mask", shape.heads * shape.sequence, MASK, core=True)
     yield size.tensor("attention.output", shape.attention_width)
+    if size.plan.mesh.cp > 1:  # put together from the ranks' parts, and laid out for the linear layer behind
+        yield size.tensor("attention.joined", shape.attention_width)
 
 
 def _mlp(size: _Sizes, name: str, width: int) -> Iterator[Saved]:
@@ -255,6 +259,10 @@ def stage_activations(shape: ModelShape, plan: Plan, layers: list[int], first: b
         saved[unit] = saved.get(unit, 0) + kinds[kind][0]
         backward[unit] = kinds[kind][1]
     stream = size.by_sequence("residual", shape.hidden).bytes
+    if layers and not first and plan.mesh.pp > 1 and plan.receive_buffers and (plan.norm_kernel == "fused" or size.e == FULL):
+        unit = ROOT if plan.wrap == "whole" else f"layers.{layers[0]}"
+        saved[unit] -= stream  # the first norm's input is the buffer in which it was received
+        backward[unit] = tuple(replace(step, saved=max(0, step.saved - stream)) for step in backward[unit])
     embedding = size.whole("embedding", shape.hidden).bytes if first else stream
     count = tokens(shape, plan)
     inputs = count * ID * (first + last)

@@ -18,7 +18,16 @@ from tracekit.estimate.gathered import Bucketed, Fsdp2, Sharding, Transient
 from tracekit.estimate.model_state import ModelState, model_state
 from tracekit.estimate.parameters import ROOT, Parameter
 from tracekit.estimate.pipeline import in_flight_until_weight
-from tracekit.estimate.places import adds_in_place, by_part, early_root_elements, needs_sharding, places_of, receive_buffers
+from tracekit.estimate.places import (
+    adds_in_place,
+    by_part,
+    early_root_elements,
+    flat_copies,
+    needs_sharding,
+    places_of,
+    receive_buffers,
+    waiting_bytes,
+)
 from tracekit.estimate.plan import WHOLE_GRADIENTS, Plan
 from tracekit.estimate.units import units_of
 
@@ -101,6 +110,7 @@ class _Walk:
         self.lost = rounding(self.state.tensors) if plan.device == "cuda" else 0
         self.received = receive_buffers(plan, stage, self.now.stream)
         self.stage = stage
+        self.flat_copies = flat_copies(units, plan)
         self.first = plan.batch.micro_batches == 1
         self._begin()
 
@@ -120,8 +130,9 @@ class _Walk:
             return 0
         count = in_flight_until_weight(self.plan.schedule, p, m, v)[self.stage]
         count = count if self.first else min(count, m * v - 1)
-        outputs = self.now.logits_output or self.now.stream
-        return (count - 1) * (max(sum(chunk.saved.values()) + chunk.logits_saved + chunk.inputs for chunk in self.chunks) + outputs)
+        turns = [turn // p % v for turn in range(count)]  # chunks in the order of forward
+        turns.remove(v - 1 if v - 1 in turns else turns[-1])
+        return sum(waiting_bytes(self.chunks[turn]) for turn in turns)
 
     def memory(self) -> RankMemory:
         """All moments, and what the allocator reserves."""
@@ -136,6 +147,9 @@ class _Walk:
             self.first = first
             self._begin()
             yield from self._passes()
+        if self.plan.strategy.averages_after and self.flat_copies:
+            kept = self.state.gradients + self.flat_copies
+            yield self._moment("backward", "", Transient("average", kept=kept), 0, 0, -2, 0)
         yield self._moment("optimizer", "", Transient("step"), 0, self.state.optimizer_temporaries, -3, 0)
 
     def _passes(self) -> Iterator[Moment]:
@@ -184,7 +198,7 @@ class _Walk:
                 yield self._moment("backward", place.name, self._owning(t, place.gradients), earlier, self.now.stream, i, i + 1)
             else:
                 for step, after in zip(steps, [*steps[1:], steps[-1]], strict=True):
-                    elements = self._elements(place.name, step.parts)
+                    elements = self._elements(place.name, step.parts) + self._shares(place.name, step)
                     there = elements * self.plan.recipe.autograd
                     kept = 0 if not self.plain else elements * self.plan.recipe.gradients - place.kept
                     passing = step.temporaries + (there if self.plain and self.in_place else 0)
@@ -218,6 +232,12 @@ class _Walk:
             return self.by_part[name][""]
         return sum(self.by_part[name].get(part, 0) for part in parts)
 
+    def _shares(self, name: str, step: BackwardStep) -> int:
+        """Elements of parameters of which only some experts' gradients are there."""
+        if self.in_place:
+            return sum(self.by_part[name].get(part, 0) // count for part, _, count in step.shares[-1:])
+        return sum(self.by_part[name].get(part, 0) * done // count for part, done, count in step.shares)
+
     def _moment(
         self,
         phase: str,
@@ -239,7 +259,7 @@ class _Walk:
         gradients = gradients if t.kept is None else t.kept
         sizes = {
             "parameters": self.state.parameters,
-            "gradients": gradients + (partly if self._builds_up(done) else 0),
+            "gradients": gradients + (partly if self._builds_up(done) else 0) + (self._handed() if phase == "backward" else 0),
             "optimizer_state": self.state.optimizer_state,
             "gathered_parameters": t.gathered,
             "unsharded_gradients": t.unsharded + whole,
@@ -251,6 +271,12 @@ class _Walk:
             "allocator_rounding": self.lost,
         }
         return Moment(phase, unit, t.what, sizes)
+
+    def _handed(self) -> int:
+        """The gradient of the stage's input of the micro-batch before, which is on its way to the stage before [bytes]."""
+        plan = self.plan
+        one_chunk = plan.mesh.pp > 1 and plan.receive_buffers and plan.virtual_stages == 1
+        return self.now.stream if one_chunk and self.stage and not self.first else 0
 
     def _builds_up(self, done: int) -> bool:
         """Whether gradients come one by one in this backward: not when they are views of buckets, or there from micro-batches before."""

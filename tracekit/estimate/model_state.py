@@ -57,7 +57,7 @@ def model_state(units: Sequence[Unit], plan: Plan, order: Sequence[Parameter]) -
         parameters = shards * plan.shard  # flat buffers, one a bucket
     gradients = everything if whole_gradients else shards
     state = everything if whole_state else states
-    ddp = strategy.name == "ddp" or (strategy.name == "zero1" and strategy.framework == "torch_zero")
+    ddp = (strategy.name == "ddp" and not strategy.averages_after) or (strategy.name == "zero1" and strategy.framework == "torch_zero")
     buckets = everything * recipe.gradient if ddp and not strategy.gradient_as_bucket_view else 0
     return ModelState(
         parameters * recipe.parameter,

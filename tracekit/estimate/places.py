@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
+from tracekit.estimate.activations import Activations
 from tracekit.estimate.gathered import UnitBytes, unit_bytes
 from tracekit.estimate.parameters import Parameter
 from tracekit.estimate.plan import Plan
@@ -25,6 +26,17 @@ def receive_buffers(plan: Plan, stage: int, message: int) -> int:
     if p == 1 or not plan.receive_buffers:
         return 0
     return m * message * (2 * v - (stage == 0) - (stage == p - 1))
+
+
+def waiting_bytes(chunk: Activations) -> int:
+    """What one micro-batch keeps of a chunk between its two passes, its output too [bytes]."""
+    return sum(chunk.saved.values()) + chunk.logits_saved + chunk.inputs + (chunk.logits_output or chunk.stream)
+
+
+def flat_copies(units: Sequence[Unit], plan: Plan) -> int:
+    """Most that is copied at once to be averaged [bytes]: dense gradients, or experts', where other ranks have them too."""
+    size = {expert: sum(u.elements for u in units if u.expert == expert and u.r > 1) for expert in (False, True)}
+    return max(size.values()) * plan.recipe.gradient
 
 
 def adds_in_place(plan: Plan, views: bool, many: bool) -> bool:

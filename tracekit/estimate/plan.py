@@ -107,6 +107,7 @@ class Strategy:
     rank keeps whole gradients (ddp, zero1), else each time. ``bucket_cap_mb``: DDP's buckets [MiB]; None: torch's 25 with a first one of 1.
     ``backward_prefetch``: pre, post or none. ``use_orig_params``: FSDP1 aligns each parameter. ``deepspeed_allreduce``: ZeRO-1/2 all-reduce
     whole buckets and keep a slice, as DeepSpeed does by default. ``padding``: whose rules, where they are not the strategy's own.
+    ``averages_after``: ddp without DDP: gradients are copied into flat buffers and averaged when the last backward is over.
     """
 
     name: str = "fsdp2"
@@ -121,6 +122,7 @@ class Strategy:
     use_orig_params: bool = True
     deepspeed_allreduce: bool = False
     padding: str = ""
+    averages_after: bool = False
 
     def __post_init__(self) -> None:
         if self.name not in STRATEGIES:

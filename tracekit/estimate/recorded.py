@@ -17,7 +17,7 @@ from tracekit.estimate.parameters import Parameter
 from tracekit.estimate.plan import Batch, MeshSizes, Plan, Strategy
 from tracekit.estimate.recipe import OPTIMIZERS, RECIPES, Recipe
 from tracekit.estimate.recorded_axes import axis_names, axis_of, shard_rank, used_sizes
-from tracekit.estimate.recorded_strategy import averages_by_hand, strategy_of
+from tracekit.estimate.recorded_strategy import strategy_of
 from tracekit.estimate.recorded_values import MOST, flag, number, whole, word
 from tracekit.estimate.shape import ModelShape
 from tracekit.manifest import Manifest
@@ -37,9 +37,8 @@ MOST_LAYERS, MOST_MICRO_BATCHES, MOST_DIMENSIONS = 10_000, 1_000_000, 16
 class Recorded:
     """What a manifest says, in the model's terms. ``stage`` of the pipeline this rank is on; ``shape`` None for a model of unknown kind.
 
-    ``axis_names`` maps the model's name of a data-parallel group to the recording's. ``keeps_buckets`` False: gradients travel like DDP's,
-    but are averaged by hand when backward is over. ``units``: parameter -> its unit, where that is not as the plan wraps. ``flags``: small
-    all-reduces beside training (norms of gradients, whether any is not finite).
+    ``axis_names`` maps the model's name of a data-parallel group to the recording's. ``units``: parameter -> its unit, where that is not as
+    the plan wraps. ``flags``: small all-reduces beside training (norms of gradients, whether any is not finite).
     """
 
     shape: ModelShape | None
@@ -47,7 +46,6 @@ class Recorded:
     stage: int
     shard_rank: int
     axis_names: Mapping[str, str]
-    keeps_buckets: bool = True
     units: Mapping[str, str] | None = None
     flags: tuple[Traffic, ...] = ()
 
@@ -76,7 +74,7 @@ def recorded(manifest: Manifest, step: int | None = None) -> Recorded:
         raise UsageError(f"the manifest's place along pp is none of {plan.mesh.pp}", "record the job again")
     names = axis_names(sizes, math.prod(axis.size for axis in manifest.mesh))
     place, units = shard_rank(manifest, sizes), _units(manifest, plan)
-    return Recorded(shape, plan, stage, place, names, not averages_by_hand(manifest), units, tuple(_flags(manifest, plan, sizes)))
+    return Recorded(shape, plan, stage, place, names, units, tuple(_flags(manifest, plan, sizes)))
 
 
 def shape_of(manifest: Manifest) -> ModelShape | None:

@@ -20,11 +20,6 @@ def strategy_of(manifest: Manifest) -> Strategy:
     return _maker(manifest)(manifest)
 
 
-def averages_by_hand(manifest: Manifest) -> bool:
-    """Whether gradients are averaged when backward is over, in copies that lie in no lasting buckets."""
-    return _maker(manifest) is _by_hand
-
-
 def _maker(manifest: Manifest) -> Callable[[Manifest], Strategy]:
     return _KNOWN.get(manifest.strategy, _KNOWN.get(manifest.strategy.partition("_")[0], _by_units))
 
@@ -102,7 +97,7 @@ def _hybrid(manifest: Manifest) -> Strategy:  # noqa: ARG001
 
 def _by_hand(manifest: Manifest) -> Strategy:  # noqa: ARG001
     """Gradients averaged in buckets when backward is over, or nothing to average at all."""
-    return Strategy("ddp", bucket_cap_mb=HAND_BUCKETS)
+    return Strategy("ddp", bucket_cap_mb=HAND_BUCKETS, averages_after=True)
 
 
 def _by_units(manifest: Manifest) -> Strategy:
