@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from tracekit.estimate.activations import Activations, BackwardStep
+from tracekit.estimate.activations import Activations
+from tracekit.estimate.backward import BackwardStep
 from tracekit.estimate.estimate import chunk_activations, estimate, estimate_parameters, local_parameters
 from tracekit.estimate.hardware import hardware
 from tracekit.estimate.memory import Moment, rank_memory

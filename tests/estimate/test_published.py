@@ -3,7 +3,7 @@
 import pytest
 
 from tracekit.estimate import flops
-from tracekit.estimate.activations import Saved, checkpoint_bytes, layer_bytes, layer_saved, logits_bytes
+from tracekit.estimate.activations import checkpoint_bytes, layer_bytes, logits_bytes
 from tracekit.estimate.estimate import estimate
 from tracekit.estimate.hardware import hardware
 from tracekit.estimate.parameters import elements_of
@@ -11,6 +11,7 @@ from tracekit.estimate.pipeline import bubble_ratio, bubble_share, in_flight
 from tracekit.estimate.plan import Batch, MeshSizes, Plan, Strategy
 from tracekit.estimate.presets import preset
 from tracekit.estimate.recipe import RECIPES, bytes_a_parameter, deepspeed_estimate
+from tracekit.estimate.saved import Saved, layer_saved
 from tracekit.estimate.shape import parameters
 
 GB, GIB, MIB = 10**9, 2**30, 2**20

@@ -25,13 +25,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tracekit.estimate.activations import expert_rows_sent, tokens
 from tracekit.estimate.buckets import MIB, ddp_buckets, deepspeed_buckets, zero_buckets
 from tracekit.estimate.model_state import row_shard
 from tracekit.estimate.padding import round_up
 from tracekit.estimate.parameters import Parameter, largest
 from tracekit.estimate.pipeline import boundary_bytes, messages_sent
 from tracekit.estimate.plan import WHOLE_STATE, Plan
+from tracekit.estimate.saved import expert_rows_sent, tokens
 from tracekit.estimate.shape import ModelShape
 from tracekit.estimate.units import Unit, units_of
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tracekit.estimate.activations import Activations, BackwardStep
+from tracekit.estimate.activations import Activations
 from tracekit.estimate.allocator import reserved_bytes, rounding
+from tracekit.estimate.backward import BackwardStep
 from tracekit.estimate.buckets import zero_buckets
 from tracekit.estimate.flat_units import Fsdp1, Zero3
 from tracekit.estimate.gathered import Bucketed, Fsdp2, Sharding, Transient
@@ -203,7 +204,8 @@ class _Walk:
                     kept = 0 if not self.plain else elements * self.plan.recipe.gradients - place.kept
                     passing = step.temporaries + (there if self.plain and self.in_place else 0)
                     logits = self.now.logits_gradient if place.name == "head" and step.parts is not None else 0
-                    computed, sent = self._bucketed(self._owning(t, there), before + elements - self.produced)
+                    owning = self._owning(replace(t, buffers=t.buffers + step.buffers), there)
+                    computed, sent = self._bucketed(owning, before + elements - self.produced)
                     yield self._moment("backward", place.name, computed, earlier + step.saved, passing, i, i + 1, logits, kept)
                     if sent is not None:
                         yield self._moment("backward", place.name, sent, earlier + after.saved, passing, i, i + 1, logits, kept)

@@ -191,10 +191,9 @@ class Plan:
     each rank, filled with zeros where there are fewer (0: as many as come).
     ``keeps_gathered_keys``: with context_parallel allgather, keys and values of all ranks are kept for backward, not gathered again.
     ``backend_copies``: while an all-gather or a reduce-scatter runs, the backend holds a copy of its whole buffer (gloo does).
-    ``plain_experts``: rows are sorted by expert and put back by single operations of torch, which keep indices and the experts' outputs for
-    backward. ``expert_loads``: rows that arrive at this rank's experts in a micro-batch, one number a layer; () as many as leave it.
-    ``receive_buffers``: a pipeline stage has one for each micro-batch (torch). ``keeps_logits``: the program holds logits in a variable
-    until backward has ended.
+    ``single_operations``: context parallelism and experts are written in single operations of torch: rows are sorted by expert and put
+    back with indices and outputs kept for backward, experts work one after another, gradients of keys are scattered in copies.
+    ``expert_loads``: rows that arrive at this rank's experts in a micro-batch, one number a layer; () as many as leave it.
     """
 
     mesh: MeshSizes = field(default_factory=MeshSizes)
@@ -219,7 +218,7 @@ class Plan:
     expert_padding: float = 0.0
     keeps_gathered_keys: bool = False
     backend_copies: bool = False
-    plain_experts: bool = False
+    single_operations: bool = False
     expert_loads: tuple[int, ...] = ()
     receive_buffers: bool = True
 

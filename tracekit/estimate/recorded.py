@@ -130,7 +130,7 @@ def plan_of(manifest: Manifest, sizes: Mapping[str, int]) -> Plan:
         regather_inputs=False,
         backend_copies=device == "cpu" and "gloo" in manifest.backend,
         expert_counts=not padded,
-        plain_experts=True,
+        single_operations=True,
         expert_padding=number(options, "capacity_factor", 0.0) if padded else 0.0,
         wrap="ends" if manifest.strategy == "zero3" else "layers",
     )
