@@ -168,8 +168,9 @@ class _Walk:
         yield self._moment("forward", "", loss, everything, 0, -1, count, self.now.logits_forward)
         yield self._moment("backward", "", loss, everything, 0, -1, count, self.now.logits_backward)
         self.produced = 0
-        head = replace(loss, what="head", unsharded=loss.unsharded + self.sharding.root_early)
-        passing = stream + self._head_gradient()
+        own = self._head_gradient()
+        head = replace(loss, what="head", unsharded=loss.unsharded + self.sharding.root_early + (0 if self.plain else own))
+        passing = stream + (own if self.plain else 0)
         for moment in filter(None, self._bucketed(head, self.early_elements)):
             yield self._moment("backward", "", moment, everything, passing, 0 if not names else count, count, self.now.logits_gradient)
         for i in reversed(range(count)):
