@@ -10,6 +10,7 @@
     born in backward: kept behind it / not                               gradients / temporaries
     born in forward: still needed behind it / not                        activations / temporaries
     born before the first forward, or where modules are built, and kept  parameters
+    born between forward and backward, freed in backward                 activations (what the loss saved)
     born between steps, freed in or behind the forward that follows      inputs
 """
 
@@ -143,9 +144,21 @@ def _outside_phases(lives: _Lives, setting: Setting, give: Give) -> None:
     forward = phases.start[phases.kind == FORWARD]
     if not len(forward):
         return
+    give(_of_the_loss(lives, setting), ACTIVATIONS)
     first = lives.birth.time < forward[0]
     outlives = lives.alive | (lives.death.time >= lives.next_forward)
     give(first & lives.alive, PARAMETERS)
     give(lives.alive, UNKNOWN)
     give(outlives & (lives.next_forward != np.iinfo(np.int64).max), INPUTS)
     give(~outlives, TEMPORARIES)
+
+
+def _of_the_loss(lives: _Lives, setting: Setting) -> BoolArray:
+    """Made between a forward and the backward that follows it, and still there when that has begun: what the loss saved."""
+    phases, time = setting.phases, lives.birth.time
+    last = np.searchsorted(phases.start, time, side="right") - 1
+    before, after = np.maximum(last, 0), np.minimum(last + 1, len(phases.start) - 1)
+    between = (last >= 0) & (last + 1 < len(phases.start)) & (time >= phases.end[before])
+    between &= (phases.kind[before] == FORWARD) & (phases.kind[after] == BACKWARD)
+    found: BoolArray = between & lives.death.known & (lives.death.time >= phases.start[after])
+    return found
