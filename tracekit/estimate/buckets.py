@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tracekit.estimate.parameters import Parameter
+from tracekit.estimate.parameters import Parameter, largest
 
 MIB = 2**20
 #: Limits of the first bucket and of all others [bytes], where the user gives none.
@@ -91,6 +91,11 @@ def deepspeed_buckets(parameters: Sequence[Parameter], most: int) -> list[Bucket
             names[-1].append(parameter.name)
             filled[-1] += parameter.elements
     return [Bucket(tuple(members), size) for members, size in zip(names, filled, strict=True) if members]
+
+
+def deepspeed_limit(parameters: Sequence[Parameter], bucket_cap_mb: float) -> int:
+    """Elements that a bucket of DeepSpeed holds at most: the limit [MiB of four-byte elements], or the largest gradient."""
+    return max(int(bucket_cap_mb * MIB / 4), largest(parameters))
 
 
 def zero_buckets(parameters: Sequence[Parameter], bucket_cap_mb: float | None = None, gradient_bytes: int | None = None) -> list[Bucket]:

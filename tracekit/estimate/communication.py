@@ -25,10 +25,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tracekit.estimate.buckets import MIB, ddp_buckets, deepspeed_buckets, zero_buckets
+from tracekit.estimate.buckets import ddp_buckets, deepspeed_buckets, deepspeed_limit, zero_buckets
 from tracekit.estimate.model_state import row_shard
 from tracekit.estimate.padding import round_up
-from tracekit.estimate.parameters import Parameter, largest
+from tracekit.estimate.parameters import Parameter
 from tracekit.estimate.pipeline import boundary_bytes, messages_sent
 from tracekit.estimate.plan import WHOLE_STATE, Plan
 from tracekit.estimate.saved import expert_rows_sent, tokens
@@ -198,11 +198,6 @@ def _zero_bucket_bytes(parameters: Sequence[Parameter], plan: Plan) -> list[int]
         return [bucket.bytes for bucket in zero_buckets(parameters, strategy.bucket_cap_mb, size)]
     order = list(parameters) if strategy.name == "zero1" else list(reversed(parameters))
     return [bucket.bytes * size for bucket in deepspeed_buckets(order, deepspeed_limit(parameters, strategy.bucket_cap_mb))]
-
-
-def deepspeed_limit(parameters: Sequence[Parameter], bucket_cap_mb: float) -> int:
-    """Elements that a bucket of DeepSpeed holds at most: the limit, or the largest gradient."""
-    return max(int(bucket_cap_mb * MIB / 4), largest(parameters))
 
 
 def _deepspeed_reductions(units: Sequence[Unit], parameters: Sequence[Parameter], plan: Plan, rows: Sequence[Traffic]) -> list[Traffic]:

@@ -99,7 +99,7 @@ class _Walk:
         self.plan, self.parameters = plan, parameters
         self.chunks, self.now = activations, activations[-1]
         units = units_of(parameters, plan, shard_rank)
-        self.state = model_state(units, plan, parameters)
+        self.state = model_state(units, plan, parameters, shard_rank)
         self.root, self.places = places_of(units, plan)
         self.early_elements = early_root_elements(parameters)
         self.early = self.early_elements * plan.recipe.gradients

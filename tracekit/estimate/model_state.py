@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
-from tracekit.estimate.buckets import zero_buckets
+from tracekit.estimate.buckets import deepspeed_limit, zero_buckets
 from tracekit.estimate.padding import Rules, fsdp1_starts, fsdp2_local, local_state, padded
 from tracekit.estimate.parameters import Parameter, elements_of
 from tracekit.estimate.plan import WHOLE_GRADIENTS, WHOLE_STATE, Plan
@@ -41,8 +41,11 @@ class ModelState:
         return self.parameters + self.gradients + self.optimizer_state + self.buckets
 
 
-def model_state(units: Sequence[Unit], plan: Plan, order: Sequence[Parameter]) -> ModelState:
-    """Model state of the rank that holds these units; ``order``: their parameters as the optimizer goes through them."""
+def model_state(units: Sequence[Unit], plan: Plan, order: Sequence[Parameter], shard_rank: int = 0) -> ModelState:
+    """Model state of the rank that holds these units; ``order``: their parameters as the optimizer goes through them.
+
+    ``shard_rank``: its place among those that share them.
+    """
     strategy, recipe = plan.strategy, plan.recipe
     whole_parameters = not strategy.shards_parameters
     whole_gradients = strategy.name in WHOLE_GRADIENTS
@@ -50,7 +53,7 @@ def model_state(units: Sequence[Unit], plan: Plan, order: Sequence[Parameter]) -
     everything = sum(unit.elements for unit in units)
     shards = sum(unit.shard for unit in units)
     states = sum(unit.state for unit in units)
-    row = row_shard(order, plan, plan.shard) if row_sharded(plan) else None
+    row = row_shard(order, plan, plan.shard, shard_rank % plan.shard) if row_sharded(plan) else None
     shards, states = row or (shards, states)
     parameters = everything if whole_parameters else shards
     if row is not None and strategy.framework == "buckets":
@@ -58,7 +61,7 @@ def model_state(units: Sequence[Unit], plan: Plan, order: Sequence[Parameter]) -
     gradients = everything if whole_gradients else shards
     state = everything if whole_state else states
     ddp = (strategy.name == "ddp" and not strategy.averages_after) or (strategy.name == "zero1" and strategy.framework == "torch_zero")
-    buckets = everything * recipe.gradient if ddp and not strategy.gradient_as_bucket_view else 0
+    buckets = everything * recipe.gradient if ddp and not strategy.gradient_as_bucket_view else _reserved_bucket(plan, order)
     return ModelState(
         parameters * recipe.parameter,
         gradients * recipe.gradients,
@@ -68,6 +71,14 @@ def model_state(units: Sequence[Unit], plan: Plan, order: Sequence[Parameter]) -
         tuple(_tensors(units, plan, buckets, row, order)),
         optimizer_temporaries(units, plan, state, order),
     )
+
+
+def _reserved_bucket(plan: Plan, order: Sequence[Parameter]) -> int:
+    """One bucket of gradients that DeepSpeed's stage 3 allocates when it starts (``__ipg_bucket_flat_buffer`` of its stage3.py)."""
+    strategy = plan.strategy
+    if strategy.framework != "deepspeed" or not strategy.shards_parameters or strategy.bucket_cap_mb is None:
+        return 0
+    return deepspeed_limit(order, strategy.bucket_cap_mb) * plan.recipe.reduce
 
 
 def row_sharded(plan: Plan) -> bool:
