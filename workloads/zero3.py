@@ -99,10 +99,10 @@ class FlatUnit:
         """Begin to gather; nothing where it is gathered."""
         if self.gathered:
             return
-        self.full.untyped_storage().resize_(self.padded * self.full.element_size())
-        own = self.full.data.chunk(self.world)[self.rank]
-        own.copy_(self.shard.data)
         with torch.profiler.record_function(f"gather parameters of {self.name}"):
+            self.full.untyped_storage().resize_(self.padded * self.full.element_size())
+            own = self.full.data.chunk(self.world)[self.rank]
+            own.copy_(self.shard.data)
             self.work = zero.all_gather(self.full.data, own, group=self.group, async_op=True)
 
     def wait(self) -> None:
