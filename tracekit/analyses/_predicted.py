@@ -13,13 +13,10 @@ from tracekit.estimate.hardware import HARDWARE, Hardware
 from tracekit.estimate.memory import Moment, rank_memory
 from tracekit.estimate.model_state import ModelState
 from tracekit.estimate.parameters import stage_chunks
+from tracekit.estimate.plan import Strategy
 from tracekit.estimate.recorded import Recorded, parameters_of, recorded, routed_rows
 from tracekit.manifest import Manifest
 
-#: Moments this close to the peak are taken for it.
-NEAR = 0.05
-#: What is told together: which of them logits and scratch memory belong to depends on the recording.
-ACTIVATIONS = ("activations", "logits", "temporaries")
 #: (axis, kind, purpose): a class of collectives.
 Key = tuple[str, str, str]
 
@@ -45,6 +42,12 @@ class Prediction:
     moments: Sequence[Moment] = ()
     traffic: Mapping[Key, Volume] = field(default_factory=dict)
     problem: str = ""
+
+    @property
+    def strategy(self) -> Strategy:
+        """How data-parallel ranks share the model; of a rank that was predicted."""
+        assert self.found is not None
+        return self.found.plan.strategy
 
 
 def predict(rank: int, manifest: Manifest, peak_step: int | None = None) -> Prediction:
@@ -72,24 +75,6 @@ def _any_model(rank: int, manifest: Manifest, found: Recorded) -> Prediction:
         return Prediction(rank, manifest, problem="the manifest lists no parameters")
     role = estimate_parameters(held, found.plan, HARDWARE["h100"], shard_rank=found.shard_rank)
     return Prediction(rank, manifest, found, role.memory.state, None, (), classes(found, merged([*role.traffic, *found.flags])))
-
-
-def moment_like(prediction: Prediction, seen: Mapping[str, int]) -> Moment | None:
-    """Of the model's moments within ``NEAR`` of its peak the one whose categories are most like those of the job's peak.
-
-    Several moments of a step are nearly as large as the largest; which of them a job's peak is, is decided by some kilobytes.
-    """
-    if prediction.peak is None:
-        return None
-    near = [moment for moment in prediction.moments if moment.total >= (1 - NEAR) * prediction.peak.total]
-
-    def distance(moment: Moment) -> int:
-        held = seen.get("activations", 0) + seen.get("temporaries", 0)
-        apart = abs(sum(moment.bytes[name] for name in ACTIVATIONS) - held)
-        others = [name for name in moment.bytes if name not in ACTIVATIONS]
-        return apart + sum(abs(moment.bytes[name] - seen.get(name, 0)) for name in others)
-
-    return min(near, key=distance)
 
 
 def classes(found: Recorded, rows: Sequence[Traffic]) -> dict[Key, Volume]:

@@ -10,16 +10,17 @@ Verdicts: match (equal, or within the stated tolerance), differs (with the likel
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from tracekit.analyses import _comparison_implied as implied
-from tracekit.analyses._comparison_rows import DIFFERS, MATCH, NOT_MEASURED, Line, line, memory_lines, traffic_lines
+from tracekit.analyses import pipeline
+from tracekit.analyses._comparison_memory import memory_lines
+from tracekit.analyses._comparison_rows import DIFFERS, MATCH, NOT_MEASURED, SHARE, Line, line, traffic_lines
 from tracekit.analyses._links import Link, links
 from tracekit.analyses._memory_rows import main_devices, rows_of
 from tracekit.analyses._predicted import Key, Prediction, Volume, hardware_of, predict
@@ -108,19 +109,23 @@ def _bubble(job: Job, predictions: Sequence[Prediction]) -> list[Line]:
     schedule, p, m, v = plans.pop()
     share = float(bubble_share(schedule, p, m, 1, 1, 1, v))
     measured, why = _measured_bubble(job)
-    return [line("pipeline.bubble_share", None, share, measured, "share", why)]
+    return [line("pipeline.bubble_share", None, share, measured, "share", why, SHARE)]
 
 
 def _measured_bubble(job: Job) -> tuple[float | None, str]:
-    if find_spec("tracekit.analyses.pipeline") is None:
-        return None, "x"
-    from tracekit.analyses import pipeline
-
-    told = pipeline.analyze(job).json().get("pipeline")
-    share = told.get("bubble_share", {}).get("measured") if isinstance(told, Mapping) else None
-    if share is None:
-        return None, "the ranges of stages and micro-batches are not in the trace"
-    return float(share), "stages of unequal length, or waiting for messages: the model has equal stages and free messages"
+    """(share of the run in which a rank has nothing of its stage to do, why it is another one than the closed form's, or unknown)."""
+    told = pipeline.analyze(job).json()
+    found = told.get("pipeline")
+    if found is None:
+        return None, str(told.get("not_measured", {}).get("pipeline", "the ranges of stages and micro-batches are not in the trace"))
+    shares = found["bubble_share"]
+    if shares["measured"] is None:
+        return None, "; ".join(found["notes"]) or "the clocks of the ranks are not aligned"
+    unequal = shares["replayed"]
+    if unequal is None:
+        return shares["measured"], "stages are of unequal length, or wait for messages: the model has equal stages and free messages"
+    rest = "the rest is messages and the host's time between pieces of work, which the model takes to be free"
+    return shares["measured"], f"stages of unequal length make it {unequal:.3f}; {rest}"
 
 
 # What is said --------------------------------------------------------------------------------------------------------
