@@ -151,6 +151,8 @@ def cause(prediction: Prediction, memory: DeviceMemory, moment: Moment, name: st
         return f"{size}: unevenness: experts get other numbers of rows in each micro-batch, and the model takes their mean{held}"
     if plan.strategy.framework == "deepspeed":
         return f"{size}: DeepSpeed keeps gradients in buffers of a bucket and of its partition, and parameters that it used last"
+    if plan.backend_copies and plan.strategy.name == "zero3" and name in ("communication_buffers", "activations", "peak"):
+        return f"{size}: whether the backend's copy of a unit that is being gathered is still there when the one before computes is timing"
     if 2 * unowned >= abs(extra) > 0:
         return f"{size}: {unowned} bytes at the peak have no owner"
     if moment.phase != memory.peak_phase:

@@ -67,6 +67,7 @@ class Fsdp1(Sharding):
 class Zero3(Fsdp1):
     """ZeRO-3 with flat units: the next one is gathered while one computes, in forward as well; one reduction is under way beside it.
 
+    A backend's copy of what is gathered is taken to be gone before the unit's own temporaries come: that is a matter of timing.
     Gradients of views are copied into a flat one, as in FSDP1. ``last_stays``: the last unit is not freed between its two passes.
     """
 
@@ -75,8 +76,8 @@ class Zero3(Fsdp1):
 
     def forward(self, i: int) -> list[Transient]:
         """The unit and the next one."""
-        following = self._following(i + 1)
-        return [Transient("compute", self._resident(i) + self.places[i].whole + following, self.copies(following))]
+        held, following = self._resident(i) + self.places[i].whole, self._following(i + 1)
+        return [Transient("gather", held + following, self.copies(following)), Transient("compute", held + following)]
 
     def backward(self, i: int) -> list[Transient]:
         """The unit, the next one, and the reduction of the one before; then the unit's own reduction."""
@@ -85,8 +86,9 @@ class Zero3(Fsdp1):
         held, beside = self._resident(i), self._following(i - 1) if freed else 0
         earlier = self.places[i + 1].reduce if i + 1 < len(self.places) else 0
         wider = place.reduce if recipe.reduce != recipe.autograd else 0
-        copies = self.copies(beside) + self.copies(earlier)
+        copies = self.copies(earlier)
         return [
+            Transient("prefetch", held + place.whole + beside, self.copies(beside) + copies, earlier),
             Transient("compute", held + place.whole + beside, copies, earlier, own=1),
             Transient("flatten", held + place.whole + beside, copies, earlier, own=2),
             Transient("reduce", held + beside, copies, earlier + wider, own=1),
