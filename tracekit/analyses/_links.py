@@ -5,8 +5,9 @@ Of a matched collective of kind k over x ranks with S bytes, transfer is the tim
 
     transfer = alpha * n + beta * B      n logical steps, B bytes that one rank sends
 
-Alpha (a step's latency) and beta (seconds a byte) are the non-negative least squares over all collectives of an axis, each weighed by
-1/transfer, so that small ones count as much as large ones. The residual is the median of |predicted - measured| / measured.
+Alpha (a step's latency) and beta (seconds a byte) are the non-negative least squares over the collectives of an axis: those of one kind
+and size are one point, their median, which late threads and busy links move least. Each point is weighed by its number and by 1/transfer,
+so that small ones count as much as large ones. The residual is the median of |predicted - measured| / measured over all collectives.
 """
 
 from __future__ import annotations
@@ -54,6 +55,14 @@ def links(job: Job) -> list[Link]:
     return [_fit(axis, rows) for axis, rows in sorted(by_axis.items(), key=lambda item: (order.get(item[0], len(order)), item[0]))]
 
 
+def cost(link: Link, kind: str, size: int, full: int) -> float | None:
+    """What the fitted line says of one collective of ``full`` bytes over ``size`` ranks [us]; None without a line, or for another kind."""
+    if link.latency_us is None or kind not in _RING:
+        return None
+    bandwidth_us = _sent(kind, size, full) / link.gb_s / 1000 if link.gb_s is not None else 0.0
+    return link.latency_us * logical_steps(kind, _RING[kind], size) + bandwidth_us
+
+
 def _fit(axis: str, rows: list[tuple[str, int, int, int]]) -> Link:
     steps = np.array([logical_steps(kind, _RING[kind], size) for kind, size, _, _ in rows], np.float64)
     sent = np.array([_sent(kind, size, full) for kind, size, full, _ in rows], np.float64)
@@ -63,9 +72,21 @@ def _fit(axis: str, rows: list[tuple[str, int, int, int]]) -> Link:
     if len(rows) < FEWEST or sizes < 2:
         why = "too few collectives, or all of one size: latency and bandwidth cannot be told apart"
         return Link(axis, len(rows), sizes, None, None, None, best, why)
-    alpha, beta = _non_negative(steps / taken, sent / taken)
+    alpha, beta = _non_negative(*_points(rows))
     residual = float(np.median(np.abs(alpha * steps + beta * sent - taken) / taken))
     return Link(axis, len(rows), sizes, alpha / NS_PER_US, 1 / beta if beta > 0 else None, residual, best)
+
+
+def _points(rows: list[tuple[str, int, int, int]]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """(steps, bytes) over the median transfer of collectives of one kind and size, each as often as there are such."""
+    alike: dict[tuple[str, int, int], list[int]] = {}
+    for kind, size, full, transfer in rows:
+        alike.setdefault((kind, size, full), []).append(transfer)
+    count = [len(transfers) for transfers in alike.values()]
+    taken = np.array([float(np.median(transfers)) for transfers in alike.values()])
+    steps = np.array([logical_steps(kind, _RING[kind], size) for kind, size, _ in alike], np.float64)
+    sent = np.array([_sent(kind, size, full) for kind, size, full in alike], np.float64)
+    return np.repeat(steps / taken, count), np.repeat(sent / taken, count)
 
 
 def _sent(kind: str, size: int, full: int) -> float:

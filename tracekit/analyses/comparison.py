@@ -21,6 +21,7 @@ from tracekit.analyses import _comparison_implied as implied
 from tracekit.analyses import pipeline
 from tracekit.analyses._comparison_memory import memory_lines
 from tracekit.analyses._comparison_rows import DIFFERS, MATCH, NOT_MEASURED, SHARE, Line, line, traffic_lines
+from tracekit.analyses._comparison_time import class_times, step_times
 from tracekit.analyses._links import Link, links
 from tracekit.analyses._memory_rows import main_devices, rows_of
 from tracekit.analyses._predicted import Key, Prediction, Volume, hardware_of, predict
@@ -76,9 +77,13 @@ def analyze(job: Job) -> Comparison:
         lines += memory_lines(prediction, memory.get(prediction.rank))
         lines += traffic_lines(prediction, *measured_traffic(job, prediction.rank))
     lines += _bubble(job, predictions)
+    axes, hardware = links(job), hardware_of(job.device)
+    if manifests:
+        lines += class_times(job, axes)
+    lines += step_times(job, predictions, hardware)
     if not predictions and not manifests:
         lines += implied.lines(job)
-    return Comparison(lines, links(job), hardware_of(job.device), problems)
+    return Comparison(lines, axes, hardware, problems)
 
 
 def measured_traffic(job: Job, rank: int) -> tuple[dict[Key, Volume], int]:
