@@ -10,13 +10,16 @@ from tracekit.errors import UsageError
 from tracekit.estimate.communication import Traffic, data_parallel, merged, model_parallel
 from tracekit.estimate.estimate import check, chunk_activations, estimate_parameters, local_parameters
 from tracekit.estimate.hardware import HARDWARE, Hardware
-from tracekit.estimate.memory import Moment, rank_memory
+from tracekit.estimate.memory import Moment, RankMemory, rank_memory
 from tracekit.estimate.model_state import ModelState
 from tracekit.estimate.parameters import stage_chunks
 from tracekit.estimate.plan import Strategy
 from tracekit.estimate.recorded import Recorded, parameters_of, recorded, routed_rows
+from tracekit.estimate.shape import ModelShape
 from tracekit.manifest import Manifest
 
+#: No rank has as much memory, or sends as much in a step.
+MOST_BYTES = 2**60
 #: (axis, kind, purpose): a class of collectives.
 Key = tuple[str, str, str]
 
@@ -54,27 +57,33 @@ def predict(rank: int, manifest: Manifest, peak_step: int | None = None) -> Pred
     """The model's figures for the job and rank of a manifest. ``peak_step``: the step whose memory is wanted; experts differ by step."""
     try:
         found = recorded(manifest, peak_step)
-        if found.shape is None:
-            return _any_model(rank, manifest, found)
-        check(found.shape, found.plan)
-        held = found.wrapped(local_parameters(found.shape, found.plan, found.stage))
-        memory = rank_memory(held, chunk_activations(found.shape, found.plan, found.stage), found.plan, found.stage, found.shard_rank)
-        chunks = stage_chunks(found.shape.layers, found.plan.mesh.pp, found.plan.virtual_stages, found.stage)
-        layers = [layer for chunk in chunks for layer in chunk]
-        training = [*data_parallel(held, found.plan), *model_parallel(found.shape, found.plan, layers, found.stage, held)]
-        rows = merged([*training, *found.flags])
+        memory, rows = _of_transformer(found.shape, found) if found.shape is not None else _of_any(manifest, found)
     except UsageError as error:
         return Prediction(rank, manifest, problem=error.problem)
-    return Prediction(rank, manifest, found, memory.state, memory.peak, memory.moments, classes(found, rows))
+    rows = merged([*rows, *found.flags])
+    if max(memory.peak.total, memory.state.total, *(row.calls * row.full_bytes for row in rows), 0) > MOST_BYTES:
+        return Prediction(rank, manifest, problem="the sizes in the manifest are those of no job: a rank would hold or send exabytes")
+    known = found.shape is not None
+    peak, moments = (memory.peak, memory.moments) if known else (None, ())
+    return Prediction(rank, manifest, found, memory.state, peak, moments, classes(found, rows))
 
 
-def _any_model(rank: int, manifest: Manifest, found: Recorded) -> Prediction:
+def _of_transformer(shape: ModelShape, found: Recorded) -> tuple[RankMemory, list[Traffic]]:
+    check(shape, found.plan)
+    plan, stage = found.plan, found.stage
+    held = found.wrapped(local_parameters(shape, plan, stage))
+    memory = rank_memory(held, chunk_activations(shape, plan, stage), plan, stage, found.shard_rank)
+    layers = [layer for chunk in stage_chunks(shape.layers, plan.mesh.pp, plan.virtual_stages, stage) for layer in chunk]
+    return memory, [*data_parallel(held, plan), *model_parallel(shape, plan, layers, stage, held)]
+
+
+def _of_any(manifest: Manifest, found: Recorded) -> tuple[RankMemory, list[Traffic]]:
     """A model that is no transformer we know: its parameters are exact, of its activations nothing is known."""
     held = found.wrapped(parameters_of(manifest))
     if not held:
-        return Prediction(rank, manifest, problem="the manifest lists no parameters")
+        raise UsageError("the manifest lists no parameters")
     role = estimate_parameters(held, found.plan, HARDWARE["h100"], shard_rank=found.shard_rank)
-    return Prediction(rank, manifest, found, role.memory.state, None, (), classes(found, merged([*role.traffic, *found.flags])))
+    return role.memory, list(role.traffic)
 
 
 def classes(found: Recorded, rows: Sequence[Traffic]) -> dict[Key, Volume]:

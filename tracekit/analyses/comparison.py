@@ -78,8 +78,9 @@ def analyze(job: Job) -> Comparison:
         lines += traffic_lines(prediction, *measured_traffic(job, prediction.rank))
     lines += _bubble(job, predictions)
     axes, hardware = links(job), hardware_of(job.device)
-    if manifests:
+    if predictions:
         lines += class_times(job, axes)
+        lines += [Line("model", None, None, None, "", NOT_MEASURED, problem) for problem in problems]
     lines += step_times(job, predictions, hardware)
     if not predictions and not manifests:
         lines += implied.lines(job)
@@ -137,11 +138,11 @@ def _measured_bubble(job: Job) -> tuple[float | None, str]:
 
 
 def _agreement(lines: Sequence[Line]) -> list[Finding]:
-    told = [each for each in lines if each.verdict != NOT_MEASURED]
+    told = [each for each in lines if each.verdict != NOT_MEASURED and not each.quantity.endswith(".time")]
     if not told:
         return []
     equal = sum(each.verdict == MATCH for each in told)
-    text = f"{equal} of {len(told)} predicted figures are what was measured."
+    text = f"{equal} of {len(told)} predicted figures of memory and traffic are what was measured."
     advice = "" if equal == len(told) else "The table Predicted and measured says what differs, and why."
     return [Finding("comparison.agreement", "info", text, equal / len(told), "share", "comparison", advice)]
 

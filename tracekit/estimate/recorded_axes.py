@@ -14,7 +14,7 @@ AXES = ("pp", "dp_replicate", "dp_shard", "ep", "cp", "tp")
 #: Jobs whose parameters are DTensors on every axis that data parallelism uses.
 _NAMED = ("fsdp2",)
 #: Largest mesh that is looked at.
-MOST_RANKS = 10_000_000
+MOST_RANKS = 1_000_000
 
 
 def used_sizes(manifest: Manifest) -> dict[str, int]:

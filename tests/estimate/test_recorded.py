@@ -1,0 +1,203 @@
+"""Plans from manifests: what each recording is to the model, and that no manifest, however wrong, is anything but a plan or a sentence."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tracekit.analyses._predicted import MOST_BYTES, predict
+from tracekit.errors import InputError, UsageError
+from tracekit.estimate.recorded import parameters_of, recorded, routed_rows
+from tracekit.manifest import Axis, Batch, ExpertLoad, Manifest, Optimizer, Parameter, Precision, Unit, decode
+
+SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
+#: One manifest of every sample that has some.
+MANIFESTS = {path.parent.name: path for path in sorted(SAMPLES.glob("*/rank_*.manifest.json"), reverse=True)}
+MODEL = {"architecture": "transformer", "layers": 2, "hidden": 16, "heads": 2, "ffn": 32, "vocabulary": 40, "sequence": 8}
+FP32 = Precision("float32", "float32", "float32", "float32")
+
+
+def manifest(strategy: str = "ddp", **more: Any) -> Manifest:
+    mesh = [Axis(name, size) for name, size in more.pop("mesh", {"dp_replicate": 2}).items()]
+    return Manifest(strategy=strategy, mesh=mesh, model=more.pop("model", MODEL), precision=more.pop("precision", FP32), **more)
+
+
+def sample(name: str) -> Manifest:
+    return decode(MANIFESTS[name].read_bytes(), name)
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy", "mesh"),
+    [
+        ("ddp_2", "ddp", "dp_replicate=2"),
+        ("zero2_2", "zero2", "dp_shard=2"),
+        ("fsdp2_uneven_3", "fsdp2", "dp_shard=3"),
+        ("hsdp_4", "hsdp", "dp_replicate=2,dp_shard=2"),
+        ("fsdp2_fake_rank5_of_16", "fsdp2", "dp_shard=4"),  # axes pp and tp of its mesh are idle
+        ("tensor_parallel_2", "none", "tp=2"),
+        ("pipeline_1f1b_2", "none", "pp=2"),
+        ("expert_parallel_2", "ddp", "dp_replicate=2,ep=2"),
+        ("hybrid_4d_16", "fsdp2", "pp=2,dp_shard=2,cp=2,tp=2"),
+        ("hybrid_5d_fake_rank45_of_64", "fsdp2", "pp=2,dp_shard=8,cp=2,tp=2,ep=2"),  # ranks of ep are data-parallel ones
+        ("deepspeed_zero3_2", "zero3", "dp_shard=2"),
+        ("accelerate_fsdp2_2", "fsdp2", "dp_shard=2"),
+    ],
+)
+def test_what_a_recording_is_to_the_model(name: str, strategy: str, mesh: str) -> None:
+    plan = recorded(sample(name)).plan
+    assert (plan.strategy.name, plan.mesh.text()) == (strategy, mesh)
+
+
+def test_every_sample_that_trains_has_a_plan() -> None:
+    without = {name for name in MANIFESTS if predict(0, sample(name)).problem}
+    assert without == {name for name in MANIFESTS if name.startswith("collectives")}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ({"strategy": "collectives"}, "single collectives are no training"),
+        ({"strategy": "mine"}, "does not tell how data-parallel ranks share the model"),
+        ({"mesh": {"my_axis": 2}}, "knows no mesh axis 'my_axis'"),
+        ({"mesh": {"dp_replicate": 0}}, "axes below 1"),
+        ({"mesh": {"dp_replicate": 10**7}}, "more than 1000000 ranks"),
+        ({"options": {"bucket_cap_mb": "large"}}, "bucket_cap_mb is no number"),
+        ({"options": {"bucket_cap_mb": 1e400}}, "bucket_cap_mb is no number"),
+        ({"options": {"bucket_cap_mb": -1}}, "buckets of -1.0 MiB"),
+        ({"options": {"no_sync": "yes"}}, "no_sync is neither true nor false"),
+        ({"strategy": "fsdp2", "options": {"reshard_after_forward": "maybe"}}, "reshard_after_forward is neither"),
+        ({"strategy": "deepspeed_zero", "options": {"stage": 4}}, "stages 1, 2 and 3"),
+        ({"strategy": "zero1", "options": {"parameters_as_bucket_view": True}}, "parameters_as_bucket_view"),
+        ({"model": {**MODEL, "hidden": -16}}, "hidden is no whole number"),
+        ({"model": {**MODEL, "layers": 10**9}}, "layers is no whole number"),
+        ({"model": {**MODEL, "heads": True}}, "heads is no whole number"),
+        ({"model": {**MODEL, "norm": ["rmsnorm"]}}, "norm is no word"),
+        ({"model": {**MODEL, "kv_heads": 3}}, "kv_heads do not divide"),
+        ({"precision": None}, "element type of the parameters is not recorded"),
+        ({"precision": Precision("int4")}, "element type of the parameters is not recorded"),
+        ({"batch": Batch(micro_batch=-1)}, "micro_batch is no whole number"),
+        ({"strategy": "pipeline", "mesh": {"pp": 2}, "pipeline": {"schedule": "zbv"}}, "schedule zbv"),
+        ({"strategy": "pipeline", "mesh": {"pp": 2}, "pipeline": {"schedule": 7}}, "schedule is no word"),
+        ({"strategy": "pipeline", "mesh": {"pp": 2}, "pipeline": {"schedule": "1f1b"}, "coordinate": {"pp": 5}}, "place along pp"),
+    ],
+)
+def test_what_the_model_cannot_take_is_named(wrong: dict[str, Any], problem: str) -> None:
+    found = manifest(**wrong)
+    with pytest.raises(UsageError, match=problem):
+        recorded(found)
+    assert problem in predict(0, found).problem
+
+
+def test_a_job_that_is_no_workload_is_known_by_its_units() -> None:
+    units = [Unit("", "fsdp2", root=True), Unit("layers.0", "fsdp2", reshard_after_forward=False)]
+    parameters = [Parameter("a", [6, 4], "float32", "layers.0"), Parameter("b", [3], "float32")]
+    found = predict(0, manifest("mine", mesh={"dp_shard": 2}, model={}, units=units, parameters=parameters, optimizer=Optimizer("AdamW")))
+    assert found.problem == "" and found.peak is None and found.state is not None
+    # a: 3 of 6 rows of 4; b: 2 of 3 elements, the padding of a rank with fewer too
+    assert (found.state.parameters, found.state.optimizer_state) == ((12 + 2) * 4, (12 + 2) * 8)
+    volumes = {key: (volume.calls, volume.full_bytes) for key, volume in found.traffic.items()}
+    assert volumes == {
+        ("dp_shard", "all_gather", "parameter_gather"): (2, (24 + 4) * 4),
+        ("dp_shard", "reduce_scatter", "gradient_scatter"): (2, (24 + 4) * 4),
+    }
+
+
+@pytest.mark.parametrize("placement", ["S(0)", "_S(0, 2)", "Shard(dim=0)", "_StridedShard(dim=0, split_factor=2)"])
+def test_placements_divide_a_parameter_over_tensor_parallel_ranks(placement: str) -> None:
+    told = [Parameter("w", [6, 4], "bfloat16", axes=["tp"], placements=[placement]), Parameter("n", [4], "float32", axes=["tp"], placements=["R"])]
+    found = parameters_of(manifest("mine", mesh={"tp": 2}, parameters=told))
+    assert [(parameter.shape, parameter.element_bytes) for parameter in found] == [((3, 4), 2), ((4,), 4)]
+
+
+def test_loads_of_experts_by_step() -> None:
+    def load(layer: int, step: int, routed: list[int], received: list[int]) -> ExpertLoad:
+        return ExpertLoad(f"layers.{layer}.mlp", step, [0], 2, routed=routed, received=received)
+
+    loads = [load(0, 3, [5, 3], [9]), load(1, 3, [4, 4], [2]), load(0, 4, [8, 0], [16])]
+    options = {"experts": 2, "top_k": 1}
+    found = manifest("expert_parallel", mesh={"ep": 2}, options=options, experts=loads, batch=Batch(micro_batch=1, micro_batches=2))
+    assert recorded(found, 3).plan.expert_loads == (5, 1)  # 9 and 2 rows in two micro-batches
+    assert recorded(found, 4).plan.expert_loads == (8,)
+    assert recorded(found, 5).plan.expert_loads == recorded(found).plan.expert_loads == ()
+    assert routed_rows(found, 3) == (16, 16, 11)
+    assert routed_rows(found, 5) is None
+
+
+# Hostile manifests ---------------------------------------------------------------------------------------------------
+
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 5),
+    st.sampled_from([-(2**63), 2**31, 2**63 - 1, 10**12, 1e308, -0.5, 0.1]),
+    st.text(max_size=8),
+    st.sampled_from(["float32", "bfloat16", "ddp", "fsdp2", "hybrid_5d", "pipeline_1f1b", "gpipe", "interleaved_1f1b", "tp", "pp", "S(0)"]),
+    st.lists(st.integers(-2, 2**40), max_size=3),
+    st.dictionaries(st.sampled_from(["pp", "dp_shard", "layers", "schedule"]), st.integers(-1, 9), max_size=2),
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every key and every index in a document, but of the long columns only the first."""
+    items = list(value.items()) if isinstance(value, dict) else list(enumerate(value[:2])) if isinstance(value, list) else []
+    found = [path] if path else []
+    for key, inner in items:
+        found += places(inner, (*path, key))
+    return found
+
+
+def changed(document: Any, changes: list[tuple[tuple[Any, ...], Any, bool]]) -> Any:
+    document = copy.deepcopy(document)
+    for path, value, drop in changes:
+        inner = document
+        for key in path[:-1]:
+            inner = inner[key] if isinstance(inner, dict) and key in inner else inner[key] if isinstance(inner, list) and len(inner) > key else None
+            if not isinstance(inner, dict | list):
+                break
+        else:
+            if isinstance(inner, dict):
+                inner.pop(path[-1], None)
+                if not drop:
+                    inner[path[-1]] = value
+            elif len(inner) > path[-1]:
+                inner[path[-1]] = value
+    return document
+
+
+def documents() -> dict[str, Any]:
+    found = {}
+    for name in ("ddp_2", "fsdp2_2", "zero1_2", "zero3_2", "deepspeed_zero2_2", "expert_parallel_2", "pipeline_interleaved_2", "hybrid_5d_fake_rank45_of_64"):
+        document = json.loads(MANIFESTS[name].read_text())
+        document["owners"], document["calls"], document["groups"] = {}, {}, []  # other tests turn to these
+        found[name] = document
+    return found
+
+
+DOCUMENTS = documents()
+CHANGES = {
+    name: st.lists(st.tuples(st.sampled_from(places(document)), VALUES, st.booleans()), min_size=1, max_size=3)
+    for name, document in DOCUMENTS.items()
+}
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), name=st.sampled_from(sorted(DOCUMENTS)))
+def test_a_manifest_is_refused_predicted_or_has_a_reason(data: st.DataObject, name: str) -> None:
+    changes = data.draw(CHANGES[name])
+    try:
+        found = decode(json.dumps(changed(DOCUMENTS[name], changes)).encode(), name)
+    except InputError:
+        return
+    prediction = predict(found.rank, found, 3)
+    if prediction.problem:
+        assert prediction.found is None and len(prediction.problem) < 200
+    else:
+        assert prediction.state is not None and 0 <= prediction.state.total <= MOST_BYTES
+        assert all(0 <= volume.full_bytes <= MOST_BYTES and volume.calls >= 0 for volume in prediction.traffic.values())
+        assert all(moment.total <= MOST_BYTES for moment in prediction.moments)
