@@ -226,7 +226,7 @@ def estimate_parameters(
 
     Without ``activations`` there are none in the figures. Times hold communication only, as FLOP are not known.
     """
-    memory = rank_memory(held, activations or [Activations({})], plan, 0, shard_rank)
+    memory = rank_memory(held, activations or [Activations({})] * plan.virtual_stages, plan, 0, shard_rank)
     traffic = data_parallel(held, plan)
     time = stage_time(traffic, plan, device, Assumptions(overlap=0.0), 0.0, 0.0, memory.state.total)
     return Role("only", (0,), elements_of(held), memory, tuple(traffic), time)
