@@ -33,8 +33,9 @@ def _used(manifest: Manifest, axis: str) -> bool:
     """A pipeline lists its stages, and parallel tensors their axes (``dp_shard_cp`` names two)."""
     if axis == "pp":
         return bool(manifest.pipeline)
-    named = any(f"_{axis}_" in f"_{name}_" for parameter in manifest.parameters for name in parameter.axes)
-    return named if axis == "tp" else named or manifest.strategy not in _NAMED
+    axes = {name for parameter in manifest.parameters for name in parameter.axes}
+    named = any(f"_{axis}_" in f"_{name}_" for name in axes)
+    return named if axis == "tp" else named or not axes or manifest.strategy not in _NAMED
 
 
 def axis_names(sizes: Mapping[str, int], world: int) -> dict[str, str]:
