@@ -4,16 +4,21 @@
 
 Collectives a rank and step:
     all-reduce   one a bucket, of all gradients together N elements; under gradient accumulation only in the last micro-batch (no_sync)
-A bucket holds whole gradients in reverse order of use, up to ``bucket_cap_mb`` (the first up to 1 MiB). Batches come from a
-DistributedSampler: each rank sees its own samples.
+A bucket holds whole gradients in reverse order of use, until it has reached ``bucket_cap_mb``. Which samples of a global batch are a
+rank's own a DistributedSampler says: another shuffle every step, no sample twice. ``--batch`` fixes the samples of a rank, so that the
+global batch grows with the ranks; ``--global-batch`` fixes those of all ranks together.
 Numerics: after one step the parameters equal the single-process reference within float rounding.
 Sources: PyTorch Distributed, arXiv:2006.15704.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+
+from torch import Tensor
+from torch.utils.data import DistributedSampler
 
 from tracekit.manifest import Expected
 from workloads.common import float8, loop, zero
@@ -56,9 +61,24 @@ def build(job: Job, options: Options) -> Training:
         models=[replica],
         optimizer=adam(replica.parameters(), job.settings.learning_rate),
         gathered=lambda: {name: p.detach() for name, p in model.named_parameters()},
+        share=shares(job),
         accumulating=lambda last: nullcontext() if last or not options.no_sync else replica.no_sync(),
         scaler=loop.scaler(job),
     )
+
+
+def shares(job: Job) -> Callable[[int, Tensor], Tensor]:
+    """This rank's samples of a global batch [samples, ...] in a step."""
+    ranks, place = job.size("dp_replicate"), job.place("dp_replicate")
+    sampler: DistributedSampler[int] = DistributedSampler(
+        range(job.global_batch), num_replicas=ranks, rank=place, shuffle=True, seed=job.settings.seed
+    )
+
+    def share(step: int, batch: Tensor) -> Tensor:
+        sampler.set_epoch(step)
+        return batch[list(sampler)]
+
+    return share
 
 
 def expected(job: Job, options: Options) -> list[Expected]:

@@ -23,3 +23,11 @@ def test_one_rank_alone_on_the_fake_group(tmp_path):
 def test_a_second_axis_that_nothing_would_synchronise_is_refused(tmp_path):
     done = run("record", "ddp", "--mesh", "dp_replicate=2,dp_shard=2", "-o", str(tmp_path), expect=2)
     assert "synchronises gradients along dp_replicate only" in done.stderr
+
+
+def test_a_fixed_global_batch_is_shared_out_and_trains_the_same(tmp_path):
+    recording = record(tmp_path, "ddp", "--global-batch", "12", "--nproc", "3", "--layers", "1", "--active", "1", "--verify")
+    check(recording)
+    batches = {manifest.batch.local_batch for manifest in recording.manifests.values()}
+    assert batches == {4}
+    assert {manifest.batch.global_batch for manifest in recording.manifests.values()} == {12}

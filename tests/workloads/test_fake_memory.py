@@ -10,7 +10,7 @@ pytestmark = needs_torch
 
 
 def peak(folder, workload, *arguments):
-    record(folder, workload, "--layers", "1", "--active", "1", *arguments)
+    record(folder, workload, "--layers", "2", "--active", "1", *arguments)
     job = load_job([str(folder)], LoadOptions(), {"memory": analyses.reducers()["memory"]})
     memory = analyses.run(Recording(folder, job, "").job, ["memory"])["memory"].json()["memory"]
     return next(entry["peak_bytes"] for entry in memory if entry["rank"] == 0)

@@ -109,6 +109,7 @@ class Training:
     step: Callable[[Tensor, Tensor, Any], Tensor | None] | None = None
     autocast: bool = True
     scaler: Any = None
+    share: Callable[[int, Tensor], Tensor] | None = None  # (step, global batch) -> this rank's samples, where ``Job.share`` is not it
     before_optimizer: Callable[[], None] | None = None  # between the last backward and the optimizer's step
     finish: Callable[[], None] | None = None  # after the last step, outside of the recording
     reference: Callable[[], dict[str, Tensor]] | None = None  # parameters after one step on one process, where that takes options

@@ -115,7 +115,8 @@ def train(workload: ModuleType, job: Job, options: Any) -> None:
     with _recorder(job, options, training, name, workload) as recorder:
         for number in range(settings.steps):
             batch = reference.batch_of(job.shape, job.global_batch, settings.seed, number)
-            ids_BT, targets_BT = (job.share(tensor).to(job.device) for tensor in batch)
+            own = (training.share(number, tensor) if training.share is not None else job.share(tensor) for tensor in batch)
+            ids_BT, targets_BT = (tensor.to(job.device) for tensor in own)
             if settings.die == f"{job.rank}:{number}":
                 os.kill(os.getpid(), signal.SIGKILL)
             if training.step is not None:
