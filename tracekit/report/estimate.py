@@ -15,18 +15,17 @@ from tracekit.estimate.fit import Candidate
 from tracekit.estimate.memory import CATEGORIES
 from tracekit.findings import StackedBars, Table
 from tracekit.report import figures, palette
-from tracekit.report.document import encode, write_atomically
+from tracekit.report.document import write_atomically
 from tracekit.report.estimate_json import all_traffic
 from tracekit.report.html import plotly_source
-from tracekit.report.pages import asset, template
+from tracekit.report.pages import asset, figure_block, table_block, template
 from tracekit.report.quantity import axis_unit, quantity
-from tracekit.report.tables import table_data
-from tracekit.report.text import script_json
 from tracekit.units import format_bytes
 
 _US = 1e6
 _SCRIPTS = ("page.js", "tables.js", "charts.js")
 _PLOTLY_MARK = b"<!--plotly-->"
+_REST = "--json holds all"
 
 
 def role_label(role: Role) -> str:
@@ -111,7 +110,8 @@ def write(path: str | os.PathLike[str], result: Estimate, plotly_js: str = "inli
 
 def write_fit(path: str | os.PathLike[str], candidates: Sequence[Candidate], title: str, sentence: str) -> None:
     """Write the page of a search."""
-    content = {"title": title, "sentence": sentence, "facts": [], "blocks": [_table(fit_table(candidates), "t-fit")], "notes": []}
+    blocks = [table_block(fit_table(candidates), "t-fit", elsewhere=_REST)]
+    content = {"title": title, "sentence": sentence, "facts": [], "blocks": blocks, "notes": []}
     write_atomically(path, _parts(content, "inline"))
 
 
@@ -137,7 +137,7 @@ def _content(result: Estimate) -> dict[str, Any]:
         _memory_block(result),
         _plot(communication_chart(result), "c-traffic"),
         _plot(time_chart(result), "c-time"),
-        _table(traffic_table(result), "t-traffic"),
+        table_block(traffic_table(result), "t-traffic", elsewhere=_REST),
     ]
     return {"title": result.shape.name, "sentence": sentence(result), "facts": facts, "blocks": blocks, "notes": list(result.notes)}
 
@@ -155,24 +155,8 @@ def _plot(chart: StackedBars, key: str, line: float | None = None) -> dict[str, 
     if drawn is not None and line is not None:
         style = {"color": "#d64a2a", "width": 2, "dash": "dot"}
         drawn["layout"]["shapes"] = [{"type": "line", "x0": line, "x1": line, "y0": 0, "y1": 1, "yref": "paper", "line": style}]
-    return {
-        "kind": "figure",
-        "id": key,
-        "title": chart.title,
-        "note": chart.note,
-        "height": drawn["layout"]["height"] if drawn else 0,
-        "data": _json(drawn) if drawn else None,
-    }
+    return figure_block(chart, key, drawn)
 
-
-def _table(table: Table, key: str) -> dict[str, Any]:
-    data = table_data(table)
-    shown = {"title": table.title, "note": table.note, "elsewhere": "--json holds all"}
-    return {"kind": "table", "id": key, **shown, "table": data, "data": _json(data.payload())}
-
-
-def _json(value: Any) -> Markup:
-    return Markup(script_json(encode(value)).decode())
 
 
 def _parts(content: Mapping[str, Any], plotly_js: str) -> Iterable[bytes]:

@@ -18,10 +18,8 @@ from markupsafe import Markup
 from tracekit import __version__
 from tracekit.findings import Table
 from tracekit.report import palette
-from tracekit.report.document import clean, encode, write_atomically
-from tracekit.report.pages import asset, template
-from tracekit.report.tables import table_data
-from tracekit.report.text import script_json
+from tracekit.report.document import clean, write_atomically
+from tracekit.report.pages import asset, embedded, table_block, template
 from tracekit.simulate.experiment import CELL_KINDS, Bar, Check, Experiment, Gantt, Moment
 from tracekit.units import format_bytes
 
@@ -198,7 +196,7 @@ def _picture(moments: Sequence[Mapping[str, Any]]) -> tuple[Markup | None, int]:
             break
         kept.append(moment)
     data = {"roles": CELL_ROLES, "moments": kept}
-    return (_json(data) if kept else None), len(moments) - len(kept)
+    return (embedded(data) if kept else None), len(moments) - len(kept)
 
 
 def _kinds(moments: Iterable[Moment]) -> list[str]:
@@ -210,8 +208,7 @@ def _kinds(moments: Iterable[Moment]) -> list[str]:
 
 
 def _table(table: Table, key: str) -> dict[str, Any]:
-    data = table_data(legible(table))
-    return {"id": key, "title": table.title, "note": table.note, "table": data, "data": _json(data.payload())}
+    return table_block(legible(table), key)
 
 
 def _check(check: Check) -> dict[str, Any]:
@@ -280,7 +277,3 @@ def _bar(bar: Bar, end: float, role: str, unit: str) -> dict[str, Any]:
         "label": bar.label,
         "hint": f"{bar.label} ({bar.kind.replace('_', ' ')}): {start:g} to {start + length:g} {unit}",
     }
-
-
-def _json(value: Any) -> Markup:
-    return Markup(script_json(encode(value)).decode())

@@ -18,10 +18,9 @@ from markupsafe import Markup
 from tracekit.errors import TracekitError
 from tracekit.findings import Chart, Result, Section, Table, Timeline
 from tracekit.report import coverage, figures, overview, palette
-from tracekit.report.document import encode, write_atomically
-from tracekit.report.pages import asset, template
-from tracekit.report.tables import table_data
-from tracekit.report.text import script_json, visible
+from tracekit.report.document import write_atomically
+from tracekit.report.pages import asset, embedded, figure_block, table_block, template
+from tracekit.report.text import visible
 from tracekit.report.timeline import by_name, timeline_data
 
 _SCRIPTS = ("page.js", "tables.js", "charts.js", "timeline.js")
@@ -77,7 +76,7 @@ def _head(document: Mapping[str, Any]) -> dict[str, Any]:
 
 def _coverage(document: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "blocks": [_table(coverage.files_table(document), "t-files")],
+        "blocks": [table_block(coverage.files_table(document), "t-files")],
         "notes": document["notes"],
         "not_measured": sorted(document["not_measured"].items()),
         "incomplete": coverage.incomplete(document),
@@ -98,7 +97,7 @@ def _chapters(sections: Sequence[Section]) -> list[dict[str, Any]]:
 
 def _block(chart: Chart, key: str) -> dict[str, Any]:
     if isinstance(chart, Table):
-        return _table(chart, key)
+        return table_block(chart, key)
     if isinstance(chart, Timeline):
         data = timeline_data(chart)
         return {
@@ -108,24 +107,7 @@ def _block(chart: Chart, key: str) -> dict[str, Any]:
             "note": chart.note,
             "spans": len(data.start),
             "left_out": data.left_out,
-            "data": _json(data.payload()),
-            "table": _table(by_name(chart), f"{key}-names"),
+            "data": embedded(data.payload()),
+            "table": table_block(by_name(chart), f"{key}-names"),
         }
-    drawn = figures.figure(chart)
-    return {
-        "kind": "figure",
-        "id": key,
-        "title": chart.title,
-        "note": chart.note,
-        "height": drawn["layout"]["height"] if drawn else 0,
-        "data": _json(drawn) if drawn else None,
-    }
-
-
-def _table(table: Table, key: str) -> dict[str, Any]:
-    data = table_data(table)
-    return {"kind": "table", "id": key, "title": table.title, "note": table.note, "table": data, "data": _json(data.payload())}
-
-
-def _json(value: Any) -> Markup:
-    return Markup(script_json(encode(value)).decode())
+    return figure_block(chart, key, figures.figure(chart))
