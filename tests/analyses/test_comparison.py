@@ -63,7 +63,7 @@ def test_parameters_and_optimizer_state_are_exact_to_the_byte(name: str) -> None
     assert wrong(found) == [] and all(each.tolerance == 0 for each in found)
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - UNEVEN - BUFFERS - WAITING))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - BUFFERS - WAITING))
 def test_gradients_buckets_and_gathered_units_are_exact_to_the_byte(name: str) -> None:
     found = lines(name, "memory.gradients", "memory.gathered", "memory.unsharded", "memory.communication")
     told = [each for each in found if each.verdict != "not_measured"]
@@ -71,13 +71,20 @@ def test_gradients_buckets_and_gathered_units_are_exact_to_the_byte(name: str) -
     assert all(each.predicted == each.measured for each in told if not name.startswith("deepspeed"))
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - UNEVEN - TIMING))
-def test_activations_and_the_peak_are_within_their_tolerance(name: str) -> None:
-    found = lines(name, "memory.peak", "memory.activations")
-    assert len(found) == 2 * len(job(name).ranks)
+@pytest.mark.parametrize("name", sorted(set(NAMES) - TIMING))
+def test_the_peak_is_within_its_tolerance(name: str) -> None:
+    found = lines(name, "memory.peak")
+    assert len(found) == len(job(name).ranks)
     assert wrong(found) == []
     tight = name.startswith(("ddp", "fsdp", "accelerate"))
-    assert {each.tolerance for each in found if each.quantity == "memory.peak"} == ({0.02} if tight else {0.05})
+    assert {each.tolerance for each in found} == ({0.02} if tight else {0.05})
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - UNEVEN - TIMING))
+def test_activations_are_within_five_percent(name: str) -> None:
+    found = lines(name, "memory.activations")
+    assert len(found) == len(job(name).ranks)
+    assert wrong(found) == [] and {each.tolerance for each in found} == {0.05}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -92,6 +99,8 @@ def test_what_differs_or_is_missing_has_a_reason_and_what_matches_needs_none(nam
     [
         ("pipeline_interleaved_2", "memory.gradients", "gradients of 2 stage inputs, 65536 bytes each, wait to be sent"),
         ("deepspeed_zero2_2", "memory.gradients", "DeepSpeed keeps gradients in buffers of a bucket and of its partition"),
+        ("expert_parallel_2", "memory.activations", "the backend's threads may still hold the buffers of the last exchange"),
+        ("hybrid_5d_8", "memory.activations", "experts get other numbers of rows in each micro-batch, and the model takes their mean"),
         ("fsdp1_2", "memory.unsharded_gradients", "gradients of views of a flat parameter have no owner"),
         ("pipeline_1f1b_2", "pipeline.bubble_share", "stages of unequal length make it 0."),
         ("hybrid_5d_fake_rank45_of_64", "pipeline.bubble_share", "no rank with stage 0 was read"),

@@ -127,6 +127,8 @@ def test_loads_of_experts_by_step() -> None:
     assert recorded(found, 4).plan.expert_loads == (8,)
     assert recorded(found, 5).plan.expert_loads == recorded(found).plan.expert_loads == ()
     assert routed_rows(found, 3) == (16, 16, 11)
+    stage = manifest("expert_parallel", mesh={"ep": 2}, options=options, experts=loads[1:2])
+    assert recorded(stage, 3).plan.expert_loads == (-1, 2)  # layer 0 is on another stage
     assert routed_rows(found, 5) is None
 
 

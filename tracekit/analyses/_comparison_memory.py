@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tracekit.analyses._comparison_rows import BYTES, NOT_MEASURED, PEAK_TIGHT, PEAK_WIDE, Line, line
+from tracekit.analyses._comparison_rows import BYTES, NOT_MEASURED, PEAK_TIGHT, PEAK_WIDE, UNEVEN, Line, line
 from tracekit.analyses._predicted import Prediction
 from tracekit.estimate.memory import Moment
 from tracekit.estimate.pipeline import boundary_bytes
+from tracekit.estimate.plan import Plan
+from tracekit.estimate.shape import ModelShape
 from tracekit.memory.summary import DeviceMemory
 
 #: Moments this close to the peak are taken for it.
@@ -133,6 +135,20 @@ def _bounded(memory: DeviceMemory, why: str) -> str:
     return f"{why}; the recording shows lower bounds only" if memory.least else why
 
 
+def _uneven(plan: Plan, shape: ModelShape | None, extra: int) -> str:
+    """What the model cannot know of experts at one moment."""
+    if shape is None or not shape.experts:
+        return ""
+    reasons = []
+    if not plan.expert_loads:
+        reasons.append(UNEVEN)
+    elif plan.batch.micro_batches > 1:
+        reasons.append("unevenness: experts get other numbers of rows in each micro-batch, and the model takes their mean")
+    if plan.backend_copies and extra > 0:
+        reasons.append("the backend's threads may still hold the buffers of the last exchange")
+    return "; ".join(reasons)
+
+
 def cause(prediction: Prediction, memory: DeviceMemory, moment: Moment, name: str, extra: int) -> str:
     """Why a category, or the peak, differs by ``extra`` bytes from the model's ``moment``: what is known to do so, else where both are."""
     assert prediction.found is not None
@@ -146,9 +162,8 @@ def cause(prediction: Prediction, memory: DeviceMemory, moment: Moment, name: st
         return f"{size}: the recording began after some allocations, so that amounts are lower bounds"
     if name == "gradients" and message and extra > 0 and extra % message == 0:
         return f"{size}: gradients of {extra // message} stage inputs, {message} bytes each, wait to be sent to the stage before"
-    if shape is not None and shape.experts and name in ("activations", "peak", "unsharded_gradients"):
-        held = ", and the backend may still hold the buffers of the last exchange" if plan.backend_copies else ""
-        return f"{size}: unevenness: experts get other numbers of rows in each micro-batch, and the model takes their mean{held}"
+    if name in ("activations", "peak", "unsharded_gradients") and (uneven := _uneven(plan, shape, extra)):
+        return f"{size}: {uneven}"
     if plan.strategy.framework == "deepspeed":
         return f"{size}: DeepSpeed keeps gradients in buffers of a bucket and of its partition, and parameters that it used last"
     if plan.backend_copies and plan.strategy.name == "zero3" and name in ("communication_buffers", "activations", "peak"):

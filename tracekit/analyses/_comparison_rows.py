@@ -84,7 +84,8 @@ def cause(prediction: Prediction, key: Key, expected: Volume, seen: Volume) -> s
         return f"once in each of the {m} micro-batches, not once a step: no_sync or set_requires_gradient_sync(False) is not in force"
     if key[1] == "all_gather" and key[2] == "parameter_gather" and seen.calls > expected.calls:
         extra = seen.calls - expected.calls
-        return f"{extra} all-gather{'s' if extra > 1 else ''} more: the root is gathered again in backward, or units are freed between micro-batches"
+        more = f"{extra} all-gather{'s' if extra > 1 else ''} more"
+        return f"{more}: the root is gathered again in backward, or units are freed between micro-batches"
     if key[1] == "all_gather" and key[2] == "parameter_gather":
         return "fewer all-gathers: units stay gathered after forward (reshard_after_forward=False)"
     if seen.calls != expected.calls and seen.full_bytes == expected.full_bytes:

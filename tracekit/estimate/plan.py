@@ -193,7 +193,8 @@ class Plan:
     ``backend_copies``: while an all-gather or a reduce-scatter runs, the backend holds a copy of its whole buffer (gloo does).
     ``single_operations``: context parallelism and experts are written in single operations of torch: rows are sorted by expert and put
     back with indices and outputs kept for backward, experts work one after another, gradients of keys are scattered in copies.
-    ``expert_loads``: rows that arrive at this rank's experts in a micro-batch, one number a layer; () as many as leave it.
+    ``expert_loads``: rows that arrive at this rank's experts in a micro-batch, one number a layer; -1 or no number: as many as leave
+    it.
     """
 
     mesh: MeshSizes = field(default_factory=MeshSizes)

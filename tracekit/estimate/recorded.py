@@ -137,13 +137,13 @@ def plan_of(manifest: Manifest, sizes: Mapping[str, int]) -> Plan:
 
 
 def _expert_loads(manifest: Manifest, step: int | None) -> tuple[int, ...]:
-    """Rows that arrived at this rank's experts of every layer, mean of a step's micro-batches; () where one layer's are not known."""
+    """Rows that arrived at this rank's experts of every layer, mean of a step's micro-batches; -1 where they are not known."""
     rows: dict[int, int] = {}
     for load in manifest.experts:
         layer = _LAYER.search(load.layer)
         if load.step == step and layer is not None and load.received and all(0 <= count <= MOST for count in load.received):
             rows[int(layer[1])] = -(-sum(load.received) // _batch(manifest).micro_batches)
-    return tuple(rows[layer] for layer in range(len(rows))) if list(range(len(rows))) == sorted(rows) else ()
+    return tuple(rows.get(layer, -1) for layer in range(max(rows, default=-1) + 1))
 
 
 def routed_rows(manifest: Manifest, step: int) -> tuple[int, int, int] | None:

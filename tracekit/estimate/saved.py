@@ -158,4 +158,5 @@ def expert_rows_sent(shape: ModelShape, plan: Plan, count: int) -> int:
 
 def expert_rows(shape: ModelShape, plan: Plan, layer: int) -> int:
     """Rows that arrive at this rank's experts in one micro-batch."""
-    return plan.expert_loads[layer] if layer < len(plan.expert_loads) else sent_rows(Sizes(shape, plan))
+    known = plan.expert_loads[layer] if layer < len(plan.expert_loads) else -1
+    return known if known >= 0 else sent_rows(Sizes(shape, plan))
