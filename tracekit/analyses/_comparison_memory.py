@@ -33,10 +33,16 @@ _NO_EVENTS = "no allocations were recorded (profile_memory=True)"
 
 
 def groups_of(prediction: Prediction) -> dict[str, Sequence[str]]:
-    """Line -> categories. Gradients of views of flat units have no owner of their own; DeepSpeed's lie in its buckets."""
+    """Line -> categories.
+
+    Gradients of views of flat units have no owner of their own; DeepSpeed's lie in its buckets; what is left of a unit that is resharded to
+    a smaller group lies in a buffer.
+    """
     groups = dict(GROUPS)
     if _flat(prediction):
         groups["activations"] = (*groups["activations"], *groups.pop("unsharded_gradients"))
+    elif not isinstance(prediction.strategy.reshard_after_forward, bool):
+        groups["gathered_parameters"] = ("gathered_parameters", *groups.pop("communication_buffers"))
     elif prediction.strategy.framework == "deepspeed":
         groups["gradients"] = ("gradients", *groups.pop("unsharded_gradients"), *groups.pop("communication_buffers"))
     return groups

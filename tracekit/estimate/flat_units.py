@@ -87,6 +87,8 @@ class Zero3(Fsdp1):
         earlier = self.places[i + 1].reduce if i + 1 < len(self.places) else 0
         wider = place.reduce if recipe.reduce != recipe.autograd else 0
         copies = self.copies(earlier)
+        if recipe.reduce != recipe.autograd:  # not the flat gradient is under way, but a wider copy of it
+            copies, earlier = copies + earlier, 0
         return [
             Transient("prefetch", held + place.whole + beside, self.copies(beside) + copies, earlier),
             Transient("compute", held + place.whole + beside, copies, earlier, own=1),

@@ -163,11 +163,20 @@ class Bucketed(Sharding):
     def _under_way(self, index: int) -> int:
         """Buffer of the bucket before ``index``, which is still being reduced; what comes out of it counts as a gradient already."""
         size = self.buckets[index - 1] if index else 0
-        return size + (0 if self.plan.strategy.deepspeed_allreduce else self.copies(size))
+        if self.plan.strategy.deepspeed_allreduce:
+            return size
+        added = -(-size // self.plan.shard) if not self.first else 0  # what comes out is added to a gradient that is there
+        return size + self.copies(size) + added
 
 
 class Fsdp2(Sharding):
-    """FSDP2 and HSDP; see the head of this file."""
+    """FSDP2 and HSDP; see the head of this file. ``left``: input of a reduction of the micro-batch before, kept until the next one."""
+
+    def __init__(self, plan: Plan, places: Sequence[UnitBytes], root: UnitBytes | None, root_early: int, first: bool) -> None:
+        super().__init__(plan, places, root, root_early)
+        last = root if root is not None else places[0] if places else None
+        keeps = plan.strategy.marks_last_backward and plan.strategy.syncs_each and not first
+        self.left = last.reduce if keeps and last is not None else 0
 
     def _resident(self, i: int) -> int:
         """Gathered bytes that stay while place i is used: the root's, and those of earlier places that were not freed after forward."""
@@ -193,17 +202,17 @@ class Fsdp2(Sharding):
         before = self.places[i - 1] if i else self.root
         held, whole = self._resident(i), place.whole
         if self._stays():
-            return [Transient("compute", held + whole)]
+            return [Transient("compute", held + whole, self.left)]
         second = before.buffer if before is not None and place.buffer else 0
         return [
-            Transient("gather", held, place.buffer + second + place.cast + self.copies(place.buffer)),
-            Transient("copy-out", held + whole, place.buffer + second),
-            Transient("compute", held + whole, place.buffer),
+            Transient("gather", held, self.left + place.buffer + second + place.cast + self.copies(place.buffer)),
+            Transient("copy-out", held + whole, self.left + place.buffer + second),
+            Transient("compute", held + whole, self.left + place.buffer),
         ]
 
     def loss(self) -> Transient:
         """The root, and all that was not freed."""
-        return Transient("loss", self._resident(len(self.places)))
+        return Transient("loss", self._resident(len(self.places)), self.left)
 
     def backward(self, i: int) -> list[Transient]:
         """The unit computes while the next one is gathered and the one before is reduced; then it is reduced itself."""
@@ -211,7 +220,7 @@ class Fsdp2(Sharding):
         gathers = self.plan.strategy.reshard_after_forward is not False
         ahead = self.places[i - 1].buffer + self.places[i - 1].cast if i and gathers else 0
         prefetched = self.places[i - 1].buffer if i and gathers else 0
-        earlier = self.places[i + 1].reduce if i + 1 < len(self.places) else 0
+        earlier = self.places[i + 1].reduce if i + 1 < len(self.places) else self.left
         held = self._resident(i)
         early, kept = self.root_early, self.kept_outputs(i + 1)
         output = place.reduced if self.plan.recipe.reduce != self.plan.recipe.gradient else 0

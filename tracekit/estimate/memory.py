@@ -320,6 +320,6 @@ def _sharding(walk: _Walk) -> Sharding:
     if walk.plain or name == "zero2":
         return Sharding(plan, walk.places, walk.root)
     if plan.strategy.framework == "torch_fsdp2":
-        return Fsdp2(plan, walk.places, walk.root, transient)
+        return Fsdp2(plan, walk.places, walk.root, transient, walk.first)
     kind = Fsdp1 if name == "fsdp1" else Zero3
     return kind(plan, walk.places, walk.root, transient)

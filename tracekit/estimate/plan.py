@@ -108,6 +108,8 @@ class Strategy:
     ``backward_prefetch``: pre, post or none. ``use_orig_params``: FSDP1 aligns each parameter. ``deepspeed_allreduce``: ZeRO-1/2 all-reduce
     whole buckets and keep a slice, as DeepSpeed does by default. ``padding``: whose rules, where they are not the strategy's own.
     ``averages_after``: ddp without DDP: gradients are copied into flat buffers and averaged when the last backward is over.
+    ``marks_last_backward``: FSDP2 is told which backward is the last (set_is_last_backward): behind the others the input of the last
+    reduce-scatter lives on until the next one.
     """
 
     name: str = "fsdp2"
@@ -123,6 +125,7 @@ class Strategy:
     deepspeed_allreduce: bool = False
     padding: str = ""
     averages_after: bool = False
+    marks_last_backward: bool = False
 
     def __post_init__(self) -> None:
         if self.name not in STRATEGIES:

@@ -82,7 +82,8 @@ def _fsdp2(manifest: Manifest) -> Strategy:
     if told not in ("true", "false") and not (told.isascii() and told.isdecimal()):
         raise UsageError("the manifest's reshard_after_forward is neither true, false nor a number of ranks")
     after: bool | int = int(told) if told.isdecimal() else told == "true"
-    return Strategy("fsdp2", reshard_after_forward=after, sync_every_micro_batch=flag(options, "sync_every_round", True))
+    each, marks = flag(options, "sync_every_round", True), manifest.strategy == "fsdp2"
+    return Strategy("fsdp2", reshard_after_forward=after, sync_every_micro_batch=each, marks_last_backward=marks)
 
 
 def _accelerate_fsdp2(manifest: Manifest) -> Strategy:
