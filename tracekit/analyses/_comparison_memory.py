@@ -167,7 +167,7 @@ def cause(prediction: Prediction, memory: DeviceMemory, moment: Moment, name: st
     if memory.least:
         return f"{size}: the recording began after some allocations, so that amounts are lower bounds"
     if name == "gradients" and message and extra > 0 and extra % message == 0:
-        return f"{size}: gradients of {extra // message} stage inputs, {message} bytes each, wait to be sent to the stage before"
+        return f"{size}: gradients of {extra // message} stage inputs, {message} bytes each, are held for the stage before"
     if name in ("activations", "peak", "unsharded_gradients") and (uneven := _uneven(plan, shape, extra)):
         return f"{size}: {uneven}"
     if plan.strategy.framework == "deepspeed":

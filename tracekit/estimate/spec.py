@@ -32,6 +32,8 @@ from tracekit.mesh.mesh import parse_mesh
 MOST = {"layers": 10_000, "micro_batches": 1_000_000, "virtual_stages": 1_000}
 MOST_RANKS, MOST_NUMBER = 10_000_000, 10**15
 _OWN = ("model", "mesh", "strategy", "recipe", "optimizer", "batch", "hardware", "network", "efficiency", "overlap", "latency")
+#: Fields of the plan that only a recording tells.
+_MEASURED = ("expert_loads",)
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ class Spec:
 
 def spec_of(values: Mapping[str, Any]) -> Spec:
     """The plan that ``values`` describe. UsageError names the key that is wrong and what could stand there."""
-    known = [*_OWN, *(f.name for f in fields(Plan) if f.name not in _OWN)]
+    settable = [f.name for f in fields(Plan) if f.name not in (*_OWN, *_MEASURED)]
+    known = [*_OWN, *settable]
     _only(values, known, "the plan")
     shape = shape_of(values.get("model"))
     mesh = mesh_of(values.get("mesh", {}))
@@ -56,7 +59,7 @@ def spec_of(values: Mapping[str, Any]) -> Spec:
     if global_batch is not None:
         batch = replace(batch, micro_batches=_micro_batches(global_batch, batch.micro_batch, mesh))
     chosen = _recipe(values.get("recipe", "fsdp_bf16_fp32_reduce"), values.get("optimizer", "adamw"))
-    rest = {f.name: values[f.name] for f in fields(Plan) if f.name in values and f.name not in _OWN}
+    rest = {name: values[name] for name in settable if name in values}
     plan = _built(Plan, {"mesh": mesh, "strategy": strategy, "recipe": chosen, "batch": batch, **rest}, "the plan")
     how = {key: values[key] for key in ("efficiency", "overlap", "latency") if key in values}
     return Spec(shape, plan, _hardware(values.get("hardware", "h100"), values.get("network")), assumptions_of(how))
