@@ -212,9 +212,9 @@ def _table(lines: Sequence[Line]) -> Table | None:
         {
             "quantity": [each.quantity for each in shown],
             "rank": ["all" if each.rank is None else str(each.rank) for each in shown],
-            "predicted": [np.nan if each.predicted is None else float(each.predicted) for each in shown],
-            "measured": [np.nan if each.measured is None else float(each.measured) for each in shown],
-            "unit": [each.unit for each in shown],
+            "predicted": [_shown(each.predicted, each.unit) for each in shown],
+            "measured": [_shown(each.measured, each.unit) for each in shown],
+            "unit": ["%" if each.unit == "share" else each.unit for each in shown],
             "ratio": [np.nan if each.ratio is None else each.ratio for each in shown],
             "verdict": [each.verdict.replace("_", " ") for each in shown],
             "why": [each.why for each in shown],
@@ -224,6 +224,11 @@ def _table(lines: Sequence[Line]) -> Table | None:
                "ratio": "Measured / predicted", "verdict": "Verdict", "why": "Why"}  # fmt: skip
     missing = {"predicted": "the model has no figure", "measured": "not measured", "ratio": "one of the two is missing"}
     return Table("Predicted and measured", frame, columns, "What differs comes first.", 6, missing)
+
+
+def _shown(value: float | None, unit: str) -> float:
+    """As a number of its column: shares in percent, NaN for none."""
+    return np.nan if value is None else float(value) * (100 if unit == "share" else 1)
 
 
 def _link_table(found: Sequence[Link], hardware: Hardware | None) -> Table | None:
