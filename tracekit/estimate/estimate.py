@@ -9,7 +9,8 @@ from functools import lru_cache
 from tracekit.errors import UsageError
 from tracekit.estimate import flops
 from tracekit.estimate.activations import Activations, stage_activations
-from tracekit.estimate.communication import Traffic, data_parallel, merged, model_parallel
+from tracekit.estimate.communication import model_parallel
+from tracekit.estimate.data_traffic import data_parallel
 from tracekit.estimate.hardware import Hardware
 from tracekit.estimate.memory import RankMemory, rank_memory
 from tracekit.estimate.parameters import (
@@ -24,6 +25,7 @@ from tracekit.estimate.pipeline import bubble_share, in_flight
 from tracekit.estimate.plan import Plan
 from tracekit.estimate.shape import ModelShape, parameters
 from tracekit.estimate.time import Assumptions, StageTime, StepTime, stage_time, step_time
+from tracekit.estimate.traffic import Traffic, merged
 
 
 @dataclass(frozen=True)

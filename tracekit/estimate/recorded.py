@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tracekit.errors import UsageError
-from tracekit.estimate.communication import Traffic
 from tracekit.estimate.parameters import Parameter
 from tracekit.estimate.plan import Batch, MeshSizes, Plan, Strategy
 from tracekit.estimate.recipe import OPTIMIZERS, RECIPES, Recipe
@@ -20,6 +19,7 @@ from tracekit.estimate.recorded_axes import axis_names, axis_of, shard_rank, use
 from tracekit.estimate.recorded_strategy import strategy_of
 from tracekit.estimate.recorded_values import MOST, flag, number, whole, word
 from tracekit.estimate.shape import ModelShape
+from tracekit.estimate.traffic import Traffic
 from tracekit.manifest import Manifest
 
 #: Element type -> bytes.

@@ -19,10 +19,10 @@ from fractions import Fraction
 
 from tracekit.collectives.cost import ALGORITHMS, seconds
 from tracekit.estimate import nccl
-from tracekit.estimate.communication import Traffic
 from tracekit.estimate.hardware import US, Hardware, path_of
 from tracekit.estimate.pipeline import bubble_time
 from tracekit.estimate.plan import Plan
+from tracekit.estimate.traffic import Traffic
 
 #: Purposes that frameworks run beside compute.
 OVERLAPPED = ("parameter_gather", "gradient_scatter", "gradient_sync")

@@ -8,13 +8,13 @@ from typing import Any
 
 from tracekit import __version__
 from tracekit.collectives.cost import logical_steps
-from tracekit.estimate.communication import Traffic
 from tracekit.estimate.estimate import Estimate, Role
 from tracekit.estimate.fit import Candidate
 from tracekit.estimate.hardware import Hardware
 from tracekit.estimate.pipeline import in_flight
 from tracekit.estimate.plan import Plan
 from tracekit.estimate.time import algorithm_of, row_seconds
+from tracekit.estimate.traffic import Traffic
 from tracekit.report.document import clean
 
 SCHEMA_VERSION = 1
