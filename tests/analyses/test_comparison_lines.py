@@ -90,6 +90,20 @@ def test_causes(key: Key, expected: tuple[int, int], seen: tuple[int, int], why:
     assert cause(fsdp2(), key, Volume(*expected), Volume(*seen)) == why
 
 
+def test_sizes_that_the_trace_does_not_tell_are_not_measured() -> None:
+    told = [each for each in traffic_lines(fsdp2(), {SCATTER: Volume(3, -1)}, 1) if "scatter" in each.quantity]
+    found = {each.quantity.rpartition(".")[2]: each for each in told}
+    assert (found["calls"].verdict, found["bytes"].verdict) == (MATCH, NOT_MEASURED)
+    assert (found["bytes"].measured, found["bytes"].why) == (None, "the trace does not tell the sizes of all calls")
+
+
+def test_a_peak_above_the_models_is_a_warning() -> None:
+    low, high = (line("memory.peak", rank, 10**9, size, "bytes", "because", 0.05) for rank, size in ((0, 9 * 10**8), (3, 12 * 10**8)))
+    (warning,) = (f for f in comparison.Comparison([low, high], []).findings() if f.id == "comparison.peak")
+    assert (warning.severity, warning.value) == ("warning", 1.2)
+    assert warning.text == "The peak of rank 3 is 1.20 times the model's (1.2 GB, not 1 GB): because."
+
+
 def test_reductions_in_every_micro_batch_are_named() -> None:
     found = {each.quantity: each for each in traffic_lines(fsdp2(4), {SCATTER: Volume(12, 4 * fsdp2(4).traffic[SCATTER].full_bytes)}, 1)}
     calls = found["collectives.dp_shard.reduce_scatter.gradient_scatter.calls"]

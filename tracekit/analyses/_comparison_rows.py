@@ -13,6 +13,7 @@ MATCH, DIFFERS, NOT_MEASURED = "match", "differs", "not_measured"
 PEAK_TIGHT, PEAK_WIDE, BYTES, SHARE, TIME = 0.02, 0.05, 0.05, 0.10, 0.25
 #: Losses and other single numbers [bytes]: where a tolerance is given, this much more or less is a match whatever the ratio.
 SCALARS = 64
+UNSIZED = "the trace does not tell the sizes of all calls"
 #: Why exchanges between experts differ where the manifest does not list what the router did.
 UNEVEN = "unevenness: the router sends more tokens to some experts than to others, and the model takes them to be balanced"
 
@@ -66,7 +67,8 @@ def traffic_lines(prediction: Prediction, measured: Mapping[Key, Volume], step: 
         if expected.uncertain:
             told = routed_bytes(prediction, expected, step)
             size, why = (size, UNEVEN) if told is None else (told, why)
-        lines.append(line(f"{name}.bytes", prediction.rank, size, seen.full_bytes, "bytes", why))
+        known = seen.full_bytes if seen.full_bytes >= 0 else None
+        lines.append(line(f"{name}.bytes", prediction.rank, size, known, "bytes", why if known is not None else UNSIZED))
     return lines
 
 

@@ -29,6 +29,7 @@ from tracekit.estimate.hardware import Hardware
 from tracekit.estimate.pipeline import bubble_share
 from tracekit.findings import Finding, Section, Severity, Table
 from tracekit.job.model import Job
+from tracekit.units import format_bytes
 
 ORDER = 80
 
@@ -46,7 +47,7 @@ class Comparison:
 
     def findings(self) -> list[Finding]:
         """How far the job is what the model says, and what differs most."""
-        return [*_agreement(self.lines), *_differences(self.lines), *_slow_links(self.links, self.hardware)]
+        return [*_agreement(self.lines), *_differences(self.lines), *_peaks(self.lines), *_slow_links(self.links, self.hardware)]
 
     def sections(self) -> list[Section]:
         """The comparison as a table, and the links."""
@@ -100,10 +101,15 @@ def measured_traffic(job: Job, rank: int) -> tuple[dict[Key, Volume], int]:
         steps.setdefault(int(step), {}).setdefault(key, []).append(int(full))
     if not steps:
         return {}, -1
-    signatures = {step: tuple(sorted((key, len(sizes), sum(sizes)) for key, sizes in found.items())) for step, found in steps.items()}
+    signatures = {step: tuple(sorted((key, len(sizes), _total(sizes)) for key, sizes in found.items())) for step, found in steps.items()}
     usual = Counter(signatures.values()).most_common(1)[0][0]
     step = next(step for step, signature in signatures.items() if signature == usual)
     return {key: Volume(calls, size) for key, calls, size in usual}, step
+
+
+def _total(sizes: Sequence[int]) -> int:
+    """Sum of full bytes; -1 where some are not recorded."""
+    return sum(sizes) if min(sizes) >= 0 else -1
 
 
 def _bubble(job: Job, predictions: Sequence[Prediction]) -> list[Line]:
@@ -161,6 +167,18 @@ def _differences(lines: Sequence[Line]) -> list[Finding]:
         figures = f"the model predicts {first.predicted:.0f} {first.unit} a step, {first.measured:.0f} were seen"
         result.append(Finding("comparison.collectives", "warning", f"{where}: {figures}: {why}.", first.ratio, "ratio", "comparison"))
     return result
+
+
+def _peaks(lines: Sequence[Line]) -> list[Finding]:
+    """The rank whose peak is furthest from the model's; more than it says is what makes a job that should fit run out of memory."""
+    off = [each for each in lines if each.quantity == "memory.peak" and each.verdict == DIFFERS and each.ratio is not None]
+    if not off:
+        return []
+    worst = max(off, key=lambda each: abs((each.ratio or 1) - 1))
+    sizes = f"{format_bytes(worst.measured or 0)}, not {format_bytes(worst.predicted or 0)}"
+    text = f"The peak of rank {worst.rank} is {worst.ratio:.2f} times the model's ({sizes}): {worst.why}."
+    severity: Severity = "warning" if (worst.ratio or 1) > 1 else "info"
+    return [Finding("comparison.peak", severity, text, worst.ratio, "ratio", "comparison")]
 
 
 def _slow_links(found: Sequence[Link], hardware: Hardware | None) -> list[Finding]:
