@@ -90,6 +90,17 @@ def test_causes(key: Key, expected: tuple[int, int], seen: tuple[int, int], why:
     assert cause(fsdp2(), key, Volume(*expected), Volume(*seen)) == why
 
 
+def test_calls_that_were_taken_for_another_purpose_are_named() -> None:
+    """Where parameters are sharded over the ranks of cp only, nothing in a trace tells their gathers from those of keys."""
+    traffic = fsdp2().traffic
+    keys = ("dp_shard", "all_gather", "context_parallel")
+    found = {each.quantity: each for each in traffic_lines(fsdp2(), {SCATTER: traffic[SCATTER], keys: traffic[GATHER]}, 1)}
+    for purpose in ("parameter_gather", "context_parallel"):
+        why = found[f"collectives.dp_shard.all_gather.{purpose}.calls"].why
+        assert why.startswith("calls of all_gather over dp_shard are as predicted, all purposes together")
+    assert found["collectives.dp_shard.reduce_scatter.gradient_scatter.calls"].verdict == MATCH
+
+
 def test_sizes_that_the_trace_does_not_tell_are_not_measured() -> None:
     told = [each for each in traffic_lines(fsdp2(), {SCATTER: Volume(3, -1)}, 1) if "scatter" in each.quantity]
     found = {each.quantity.rpartition(".")[2]: each for each in told}

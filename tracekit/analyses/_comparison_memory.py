@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tracekit.analyses._comparison_rows import BYTES, NOT_MEASURED, PEAK_TIGHT, PEAK_WIDE, UNEVEN, Line, line
+from tracekit.analyses._comparison_rows import BYTES, NOT_MEASURED, PEAK_TIGHT, PEAK_WIDE, SCALARS, UNEVEN, Line, line
 from tracekit.analyses._predicted import Prediction
 from tracekit.estimate.memory import Moment
 from tracekit.estimate.pipeline import boundary_bytes
@@ -129,8 +129,8 @@ def _optimizer(prediction: Prediction, memory: DeviceMemory) -> Line:
     scalars = 0
     if told is not None and told.kind.lower().endswith(("adam", "adamw")):
         scalars = max(1, told.parameters) * STEP_COUNTER
-    if found is not None and prediction.strategy.framework == "deepspeed":  # the norm of all gradients stays
-        scalars += sum(row.full_bytes for row in found.flags)
+    if found is not None and prediction.strategy.framework == "deepspeed":  # norms of gradients and scales of losses stay
+        scalars += sum(row.full_bytes for row in found.flags) + SCALARS
     if 0 < extra <= scalars and extra % STEP_COUNTER == 0:
         predicted += extra
     why = f"{abs(extra)} bytes {'more' if extra > 0 else 'less'}: other states, another element type, or another share of the parameters"
@@ -168,7 +168,7 @@ def cause(prediction: Prediction, memory: DeviceMemory, moment: Moment, name: st
         return f"{size}: the recording began after some allocations, so that amounts are lower bounds"
     if name == "gradients" and message and extra > 0 and extra % message == 0:
         return f"{size}: gradients of {extra // message} stage inputs, {message} bytes each, are held for the stage before"
-    if name in ("activations", "peak", "unsharded_gradients") and (uneven := _uneven(plan, shape, extra)):
+    if name in ("activations", "peak") and (uneven := _uneven(plan, shape, extra)):
         return f"{size}: {uneven}"
     if plan.strategy.framework == "deepspeed":
         return f"{size}: DeepSpeed keeps gradients in buffers of a bucket and of its partition, and parameters that it used last"

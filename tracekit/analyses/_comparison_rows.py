@@ -61,7 +61,7 @@ def traffic_lines(prediction: Prediction, measured: Mapping[Key, Volume], step: 
     for key in sorted({*prediction.traffic, *measured}):
         expected, seen = prediction.traffic.get(key, Volume(0, 0)), measured.get(key, Volume(0, 0))
         name = f"collectives.{'.'.join(part or 'unknown' for part in key)}"
-        why = cause(prediction, key, expected, seen)
+        why = elsewhere(prediction.traffic, measured, key) or cause(prediction, key, expected, seen)
         lines.append(line(f"{name}.calls", prediction.rank, expected.calls, seen.calls, "calls", why))
         size = expected.full_bytes
         if expected.uncertain:
@@ -70,6 +70,16 @@ def traffic_lines(prediction: Prediction, measured: Mapping[Key, Volume], step: 
         known = seen.full_bytes if seen.full_bytes >= 0 else None
         lines.append(line(f"{name}.bytes", prediction.rank, size, known, "bytes", why if known is not None else UNSIZED))
     return lines
+
+
+def elsewhere(predicted: Mapping[Key, Volume], measured: Mapping[Key, Volume], key: Key) -> str:
+    """The cause where only purposes are told apart differently: all calls of the kind on the axis together are as predicted."""
+    both = [[volume for other, volume in found.items() if other[:2] == key[:2]] for found in (predicted, measured)]
+    calls, sizes = ([sum(getattr(v, name) for v in volumes) for volumes in both] for name in ("calls", "full_bytes"))
+    if calls[0] == calls[1] and sizes[0] == sizes[1]:
+        calls_of = f"calls of {key[1]} over {key[0] or 'unknown'}"
+        return f"{calls_of} are as predicted, all purposes together: the trace does not tell what each of them was for"
+    return ""
 
 
 def cause(prediction: Prediction, key: Key, expected: Volume, seen: Volume) -> str:
