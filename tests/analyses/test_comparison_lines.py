@@ -164,6 +164,24 @@ def test_what_a_sharded_group_implies_of_itself(gathers: int, scatters: int, wid
     assert len(document["comparison"]) == 2
 
 
+@pytest.mark.parametrize(("last", "verdict"), [(1000, MATCH), (900, DIFFERS)])
+def test_gradients_are_the_same_in_every_step_and_rank(last: int, verdict: str) -> None:
+    traces = []
+    for rank in range(2):
+        trace = Trace(rank, 2)
+        for step in (1, 2, 3):
+            start = step * 1000
+            trace.step(step, start, 1000)
+            trace.kernel("gemm", start + 100, 100, launch=start + 20)
+            own = {"group": "3", "description": "mesh_dp_replicate", "ranks": "[0, 1]"}
+            size = last if step == 3 else 1000
+            trace.collective("allreduce", start + 300, 50, elements=size, seq=step, launch=start + 250, **own)
+        traces.append(trace)
+    found = {each.quantity.rpartition(".")[2]: each for each in implied(job_of(*traces))}
+    assert found["calls"].verdict == MATCH
+    assert (found["bytes"].predicted, found["bytes"].measured, found["bytes"].verdict) == (4000, 4 * last, verdict)
+
+
 def test_a_trace_that_implies_nothing_has_a_reason() -> None:
     trace = Trace(0, 1)
     trace.step(1, 0, 1000)
@@ -171,6 +189,7 @@ def test_a_trace_that_implies_nothing_has_a_reason() -> None:
     document = comparison.analyze(job_of(trace)).json()
     assert document["links"] == []
     assert document["not_measured"]["comparison"].startswith("the traces come without the recorder's manifests")
+    assert document["not_measured"]["links"] == "no collective of known size was seen on all ranks of its group"
 
 
 # Links ---------------------------------------------------------------------------------------------------------------

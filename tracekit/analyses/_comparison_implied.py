@@ -1,15 +1,16 @@
 """What a trace without a manifest implies of itself: the traffic of a sharded group follows from its own reductions.
 
 Of an axis that scatters gradients U times a step, in R bytes, FSDP gathers parameters 2U-1 times (every unit in forward, all but the root
-again in backward) or U times (reshard_after_forward=False). All ranks of an axis have the same traffic; DDP's and HSDP's all-reduces of
-one step move the same bytes as those of the next.
+again in backward) or U times (reshard_after_forward=False). All-reduces of gradients (DDP, HSDP) are the same in every step and rank.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 
-from tracekit.analyses._comparison_rows import Line, line
+import pandas as pd
+
+from tracekit.analyses._comparison_rows import UNSIZED, Line, line
 from tracekit.job.model import Job
 
 
@@ -24,17 +25,38 @@ def lines(job: Job) -> list[Line]:
         scatters = own[own["purpose"] == "gradient_scatter"]
         if len(gathers) and len(scatters):
             result += _sharded(axis, _a_step(gathers), _a_step(scatters))
+        reductions = own[(own["purpose"] == "gradient_sync") & (own["kind"] == "all_reduce")]
+        if len(reductions):
+            result += _alike(axis, _by_step(reductions))
     return result
 
 
-def _a_step(rows: object) -> tuple[int, int | None]:
-    """(calls, full bytes) of the commonest rank and step; None where bytes are not recorded."""
-    found = Counter()  # type: ignore[var-annotated]
-    for _, each in rows.groupby(["rank", "step_number"], observed=True):  # type: ignore[attr-defined]
+def _by_step(rows: pd.DataFrame) -> Counter[tuple[int, int | None]]:
+    """(calls, full bytes) -> how many ranks and steps have so many; None where bytes are not recorded."""
+    found: Counter[tuple[int, int | None]] = Counter()
+    for _, each in rows.groupby(["rank", "step_number"], observed=True):
         sizes = each["full_bytes"]
         found[len(each), int(sizes.sum()) if (sizes >= 0).all() else None] += 1
-    usual: tuple[int, int | None] = found.most_common(1)[0][0]
-    return usual
+    return found
+
+
+def _a_step(rows: pd.DataFrame) -> tuple[int, int | None]:
+    """(calls, full bytes) of the commonest rank and step."""
+    return _by_step(rows).most_common(1)[0][0]
+
+
+def _alike(axis: str, found: Counter[tuple[int, int | None]]) -> list[Line]:
+    """The rank and step that differs most from the commonest; none where there is only one."""
+    if sum(found.values()) < 2:
+        return []
+    usual = found.most_common(1)[0][0]
+    odd = max(found, key=lambda each: (abs((each[1] or 0) - (usual[1] or 0)), abs(each[0] - usual[0])))
+    name = f"collectives.{axis}.all_reduce.gradient_sync"
+    why = "not every step and rank reduces the same gradients: unused parameters, accumulation, or buckets that were cut anew"
+    return [
+        line(f"{name}.calls", None, usual[0], odd[0], "calls", why),
+        line(f"{name}.bytes", None, usual[1], odd[1], "bytes", why if odd[1] is not None else UNSIZED),
+    ]
 
 
 def _sharded(axis: str, gathers: tuple[int, int | None], scatters: tuple[int, int | None]) -> list[Line]:

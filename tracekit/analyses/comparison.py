@@ -33,6 +33,7 @@ from tracekit.units import format_bytes
 
 ORDER = 80
 
+_NO_LINKS = "no collective of known size was seen on all ranks of its group"
 _NO_MODEL = "the traces come without the recorder's manifests, and show no strategy whose traffic implies itself"
 
 
@@ -58,11 +59,12 @@ class Comparison:
     def json(self) -> dict[str, Any]:
         """``comparison`` and ``links``."""
         document: dict[str, Any] = {"links": [_link_record(link, self.hardware) for link in self.links]}
+        reasons = {} if self.links else {"links": _NO_LINKS}
         if self.lines:
             document["comparison"] = [_record(each) for each in self.lines]
         else:
-            document["not_measured"] = {"comparison": self.problems[0] if self.problems else _NO_MODEL}
-        return document
+            reasons["comparison"] = self.problems[0] if self.problems else _NO_MODEL
+        return {**document, "not_measured": reasons} if reasons else document
 
 
 def analyze(job: Job) -> Comparison:
