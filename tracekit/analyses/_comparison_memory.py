@@ -166,8 +166,9 @@ def cause(prediction: Prediction, memory: DeviceMemory, moment: Moment, name: st
         message = boundary_bytes(shape.sequence, plan.batch.micro_batch, shape.hidden, plan.recipe.autograd, 1, plan.mesh.cp)
     if memory.least:
         return f"{size}: the recording began after some allocations, so that amounts are lower bounds"
-    if name == "gradients" and message and extra > 0 and extra % message == 0:
-        return f"{size}: gradients of {extra // message} stage inputs, {message} bytes each, are held for the stage before"
+    if name == "gradients" and message and extra % message == 0:
+        count, held = abs(extra) // message, "are held for the stage before" if extra > 0 else "are not there yet"
+        return f"{size}: gradients of {count} stage input{'s' if count > 1 else ''}, {message} bytes each, {held}"
     if name in ("activations", "peak") and (uneven := _uneven(plan, shape, extra)):
         return f"{size}: {uneven}"
     if plan.strategy.framework == "deepspeed":

@@ -276,10 +276,15 @@ class _Walk:
         return Moment(phase, unit, t.what, sizes)
 
     def _handed(self) -> int:
-        """The gradient of the stage's input of the micro-batch before, which is on its way to the stage before [bytes]."""
+        """Gradients of the stage's inputs [bytes]: that of the micro-batch before is on its way; of several chunks torch keeps a step's."""
         plan = self.plan
-        one_chunk = plan.mesh.pp > 1 and plan.receive_buffers and plan.virtual_stages == 1
-        return self.now.stream if one_chunk and self.stage and not self.first else 0
+        p, m, v = plan.mesh.pp, plan.batch.micro_batches, plan.virtual_stages
+        if p == 1 or not plan.receive_buffers or self.first:
+            return 0
+        if v == 1:
+            return self.now.stream if self.stage else 0
+        rounds, before = (m // p - 1) * p, p - 1  # behind it: whole rounds of p micro-batches, and its own chunk's of this one
+        return self.now.stream * (rounds * (v - (self.stage == 0)) + before)
 
     def _builds_up(self, done: int) -> bool:
         """Whether gradients come one by one in this backward: not when they are views of buckets, or there from micro-batches before."""
