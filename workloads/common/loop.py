@@ -117,6 +117,8 @@ def train(workload: ModuleType, job: Job, options: Any) -> None:
             batch = reference.batch_of(job.shape, job.global_batch, settings.seed, number)
             own = (training.share(number, tensor) if training.share is not None else job.share(tensor) for tensor in batch)
             ids_BT, targets_BT = (tensor.to(job.device) for tensor in own)
+            for tensor in (*batch, ids_BT, targets_BT):
+                recorder.own(tensor, "inputs", "batch")
             if settings.die == f"{job.rank}:{number}":
                 os.kill(os.getpid(), signal.SIGKILL)
             if training.step is not None:
