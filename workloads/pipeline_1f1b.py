@@ -31,6 +31,7 @@ class Options:
 
 def build(job: Job, options: Options) -> Training:  # noqa: ARG001
     """This rank's stage under the 1F1B schedule."""
+    job.refuse_data_axes()
     return pipeline.training(job, pipeline.plan(job, "1f1b"))
 
 

@@ -44,6 +44,7 @@ def plan(job: Job, options: Options) -> pipeline.Plan:
 
 def build(job: Job, options: Options) -> Training:
     """This rank's stages under the chosen schedule."""
+    job.refuse_data_axes()
     return pipeline.training(job, plan(job, options))
 
 

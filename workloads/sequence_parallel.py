@@ -25,6 +25,7 @@ MESH = {"tp": 2}
 
 def build(job: Job, options: object) -> Training:  # noqa: ARG001
     """The split model."""
+    job.refuse_data_axes()
     tensor.check(job)
     tensor.check_sequence(job)
     model = Transformer(job.shape)

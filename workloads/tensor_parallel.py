@@ -24,6 +24,7 @@ MESH = {"tp": 2}
 
 def build(job: Job, options: object) -> Training:  # noqa: ARG001
     """The split model."""
+    job.refuse_data_axes()
     tensor.check(job)
     model = Transformer(job.shape)
     initialize(model, job.settings.seed)

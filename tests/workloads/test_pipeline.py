@@ -59,7 +59,7 @@ def test_messages_and_work_of_every_micro_batch(
 
 def test_a_stage_in_the_middle_has_two_neighbours(tmp_path: Path) -> None:
     """One rank of a larger mesh alone, on the group that moves nothing."""
-    recording = record(tmp_path, "pipeline_1f1b", "--backend", "fake", "--mesh", "pp=4,dp_shard=2", "--rank", "3", "--active", "1")
+    recording = record(tmp_path, "pipeline_1f1b", "--backend", "fake", "--mesh", "pp=4,tp=2", "--rank", "3", "--active", "1")
     check(recording)
     assert as_counted(recording.manifests[3].expected)["send", "pp", "pipeline"][0] == 8
     assert [tuple(g.ranks) for g in recording.manifests[3].groups if g.axis == "pp"] == [(1, 3, 5, 7)]

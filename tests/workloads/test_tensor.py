@@ -23,3 +23,9 @@ def test_under_autocast_outputs_travel_in_sixteen_bits_and_inputs_do_not(tmp_pat
 def test_heads_that_do_not_divide_are_refused(tmp_path):
     done = run("record", "tensor_parallel", "--nproc", "3", "-o", str(tmp_path), expect=2)
     assert "--heads 4 does not divide among tp=3 ranks" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("workload", ["tensor_parallel", "sequence_parallel", "pipeline_gpipe"])
+def test_a_data_parallel_axis_that_nothing_would_synchronise_is_refused(tmp_path, workload):
+    done = run("record", workload, "--mesh", "dp_replicate=2,tp=2,pp=2", "-o", str(tmp_path), expect=2)
+    assert "averages no gradients" in done.stderr.splitlines()[-1]

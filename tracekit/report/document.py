@@ -34,9 +34,6 @@ ANALYSIS_KEYS = (
     "experts",
     "comparison",
 )
-_REASONS = {
-    "comparison": "this version of tracekit does not compare with a model yet",
-}
 
 
 def document(job: Job, results: Mapping[str, Result], *, operations: bool = False) -> dict[str, Any]:
@@ -56,7 +53,7 @@ def document(job: Job, results: Mapping[str, Result], *, operations: bool = Fals
                 given[key] = clean(value)
     for key in ANALYSIS_KEYS:
         if key not in given:
-            not_measured.setdefault(key, _REASONS.get(key, "no analysis measured it in this run"))
+            not_measured.setdefault(key, "no analysis measured it in this run")
     if operations:
         given["operations"] = operations_json(job)
     return {

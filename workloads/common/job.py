@@ -75,6 +75,13 @@ class Job:
         """Samples a step of this rank."""
         return self.global_batch // self.data_size
 
+    def refuse_data_axes(self) -> None:
+        """UsageError where ranks work on other samples, for a workload that averages no gradients over them."""
+        if self.data_size > 1:
+            axes = ", ".join(axis for axis in self.data_axes if self.size(axis) > 1)
+            problem = f"this workload averages no gradients, so it has no use for {axes}"
+            raise UsageError(problem, "leave it out of --mesh, or run hybrid_3d")
+
     def share(self, tensor: Tensor) -> Tensor:
         """This rank's samples of a global batch [samples, ...]."""
         return tensor[self.data_place * self.local_batch :][: self.local_batch]
