@@ -106,6 +106,25 @@ def test_hooks_are_gone_after_the_window(tmp_path):
     assert not any(p._post_accumulate_grad_hooks for p in net.parameters())
 
 
+def test_what_is_in_place_for_the_window_is_gone_behind_it(tmp_path):
+    """A long run goes on unhindered: no labels, no hooks on saved tensors, no dispatch mode once the steps are recorded."""
+    owner = private.process_group_type()
+    original = owner.send
+    net = model()
+    with record(tmp_path, model=net, active=1, saved_tensors=True) as recorder:
+        for number in range(6):
+            assert (owner.send is not original) == (number in (1, 2))
+            net(torch.randn(4, 8)).sum().backward()
+            recorder.step()
+        registered = len(read(tmp_path).owners.time_ns)
+        net(torch.randn(4, 8)).sum().backward()
+        assert len(recorder._owners.columns().time_ns) == registered
+    with record(tmp_path / "dispatch", model=net, active=1, labels="dispatch") as recorder:
+        for number in range(6):
+            assert (torch.utils._python_dispatch._get_current_dispatch_mode() is not None) == (number in (1, 2))
+            recorder.step()
+
+
 def test_a_loop_that_ends_in_the_middle_of_the_window_keeps_what_there_was(tmp_path):
     train(tmp_path, steps=4)
     assert read(tmp_path).steps == [2, 3]

@@ -1,7 +1,7 @@
 """What a message costs on each mesh axis: alpha and beta fitted from the job's own collectives.
 
 Of a matched collective of kind k over x ranks with S bytes, transfer is the time from the last arrival to the end. The model
-(MODEL: alpha-beta, ring) is
+(alpha-beta, ring) is
 
     transfer = alpha * n + beta * B      n logical steps, B bytes that one rank sends
 

@@ -48,7 +48,8 @@ class Recorder:
         self._notes: list[str] = []
         self._step = 0
         self._start_ns = self._end_ns = 0
-        self._stack = contextlib.ExitStack()
+        self._stack = contextlib.ExitStack()  # the profiler
+        self._window = contextlib.ExitStack()  # what is in place only for the window
         self._hooked = self._closed = False
         activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])
         self._profiler = profile(
@@ -142,6 +143,7 @@ class Recorder:
 
     def _hook(self) -> None:
         self._hooked = True
+        self.directory.mkdir(parents=True, exist_ok=True)
         counters = collectives.Counters()
         self._hooks.phases(self.said.models)
         self._hooks.pipeline()
@@ -149,16 +151,17 @@ class Recorder:
             self._hooks.memory(self.said.models, self.said.optimizers)
             if torch.cuda.is_available():
                 path = str(self._path(".memory_snapshot.pickle"))
-                self._stack.enter_context(private.cuda_history(path))
+                self._window.enter_context(private.cuda_history(path))
         if self._saved:
-            self._stack.enter_context(self._hooks.saved_tensors())
+            self._window.enter_context(self._hooks.saved_tensors())
         if self._labels == "dispatch":
-            self._stack.enter_context(collectives.LabelCollectives(counters, self._fail))
+            self._window.enter_context(collectives.LabelCollectives(counters, self._fail))
         elif self._labels == "flight_recorder":
-            self._stack.callback(collectives.label_point_to_point(counters, self._fail))
+            self._window.callback(collectives.label_point_to_point(counters, self._fail))
 
     def _unhook(self) -> None:
-        self._owners.active = False
+        self._owners.active = self._hooked = False
+        self._safely(self._window.close, always=True)
         self._safely(self._hooks.remove, always=True)
 
     def _ready(self, profiler: profile) -> None:
