@@ -152,9 +152,13 @@ def test_a_failure_of_the_recorder_is_a_warning_and_the_loop_goes_on(tmp_path, m
         raise RuntimeError("torch has changed")
 
     monkeypatch.setattr("tracekit.recorder.hooks.Hooks.standing", broken)
+    running = []
+    step = torch.optim.Adam.step
+    monkeypatch.setattr(torch.optim.Adam, "step", lambda self: running.append(torch.autograd._profiler_enabled()) or step(self))
     with pytest.warns(UserWarning, match="tracekit stopped recording: RuntimeError: torch has changed"):
         net, recorder = train(tmp_path)
     assert recorder.failed
+    assert running == [False] * 5  # the profiler does not go on collecting events
     assert all(p.grad is None for p in net.parameters())  # every step was run
 
 

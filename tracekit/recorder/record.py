@@ -66,6 +66,8 @@ class Recorder:
     def step(self) -> None:
         """One training step is over."""
         self._safely(self._advance)
+        if self.failed and not self._closed:
+            self._end()  # a profiler that nobody steps any more would collect events until the loop ends
 
     def phase(self, name: str) -> contextlib.AbstractContextManager[Any]:
         """A named range: ``forward``, ``backward``, ``optimizer``, or a word of your own."""
@@ -113,12 +115,16 @@ class Recorder:
 
     def stop(self) -> None:
         """End, also in the middle of the window: what was recorded by then is written."""
-        self._closed = True
-        self._safely(self._stack.close, always=True)
-        self._unhook()
+        if not self._closed:
+            self._end()
         if not self.files and not self.failed:
             told = f"{self._step} steps were run, the window begins after {self.wait + self.warmup}"
             warnings.warn(f"tracekit recorded nothing: {told}", stacklevel=3)
+
+    def _end(self) -> None:
+        self._closed = True
+        self._unhook()
+        self._safely(self._stack.close, always=True)
 
     def _advance(self) -> None:
         if self._closed:
