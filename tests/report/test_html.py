@@ -8,7 +8,7 @@ import pytest
 from tests.report.example import HOSTILE, Given, breakdown, job
 from tracekit.findings import Finding, Heatmap, Section, StackedBars, Table, Timeline
 from tracekit.mesh.mesh import Axis, Mesh
-from tracekit.report import html
+from tracekit.report import html, pages
 from tracekit.report.document import document
 from tracekit.report.text import encodable
 from tracekit.trace.events import Coverage
@@ -134,7 +134,7 @@ def test_the_page_fetches_nothing() -> None:
 
 def test_plotly_is_inside_once_and_whole() -> None:
     text = html.render({}, document(job(), {}))
-    source = html.plotly_source().decode()
+    source = pages.plotly_source().decode()
     assert text.count(source) == 1
     assert "</script" not in source
     assert [script for _, script in Page(text).scripts].count(source) == 1

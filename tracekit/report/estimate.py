@@ -7,24 +7,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
-from markupsafe import Markup
 
 from tracekit import __version__
 from tracekit.estimate.estimate import Estimate, Role
 from tracekit.estimate.fit import Candidate
 from tracekit.estimate.memory import CATEGORIES
 from tracekit.findings import StackedBars, Table
-from tracekit.report import figures, palette
+from tracekit.report import figures
 from tracekit.report.document import write_atomically
 from tracekit.report.estimate_json import all_traffic
-from tracekit.report.html import plotly_source
-from tracekit.report.pages import asset, figure_block, table_block, template
+from tracekit.report.pages import drawn_page, figure_block, table_block
 from tracekit.report.quantity import axis_unit, quantity
 from tracekit.units import format_bytes
 
 _US = 1e6
 _SCRIPTS = ("page.js", "tables.js", "charts.js")
-_PLOTLY_MARK = b"<!--plotly-->"
 _REST = "--json holds all"
 
 
@@ -160,15 +157,4 @@ def _plot(chart: StackedBars, key: str, line: float | None = None) -> dict[str, 
 
 
 def _parts(content: Mapping[str, Any], plotly_js: str) -> Iterable[bytes]:
-    page = template("estimate.html").render(
-        **content,
-        version=__version__,
-        plotly_js=None if plotly_js == "inline" else plotly_js,
-        css=asset("style.css"),
-        palette=Markup(palette.css()),
-        scripts=[asset(name) for name in _SCRIPTS],
-    )
-    before, _, after = page.encode("utf-8", "replace").partition(_PLOTLY_MARK)
-    if plotly_js == "inline":
-        return [before, b"<script>", plotly_source(), b"</script>", after]
-    return [before, after]
+    return drawn_page("estimate.html", {**content, "version": __version__}, _SCRIPTS, plotly_js)

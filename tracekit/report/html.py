@@ -8,23 +8,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
-from tracekit.errors import TracekitError
 from tracekit.findings import Chart, Result, Section, Table, Timeline
-from tracekit.report import coverage, figures, overview, palette
+from tracekit.report import coverage, figures, overview
 from tracekit.report.document import write_atomically
-from tracekit.report.pages import asset, embedded, figure_block, table_block, template
+from tracekit.report.pages import drawn_page, embedded, figure_block, table_block
 from tracekit.report.text import visible
 from tracekit.report.timeline import by_name, timeline_data
 
 _SCRIPTS = ("page.js", "tables.js", "charts.js", "timeline.js")
-_PLOTLY_MARK = b"<!--plotly-->"
 
 
 def render(results: Mapping[str, Result], document: Mapping[str, Any], plotly_js: str = "inline") -> str:
@@ -37,30 +30,10 @@ def write(path: str | os.PathLike[str], results: Mapping[str, Result], document:
     write_atomically(path, _parts(results, document, plotly_js))
 
 
-@cache
-def plotly_source() -> bytes:
-    """plotly.js as the installed plotly package ships it, read without importing that package."""
-    spec = find_spec("plotly")
-    if spec is None or spec.origin is None:
-        raise TracekitError("the package plotly is not installed", "pip install plotly")
-    return (Path(spec.origin).parent / "package_data" / "plotly.min.js").read_bytes()
-
-
 def _parts(results: Mapping[str, Result], document: Mapping[str, Any], plotly_js: str) -> Iterable[bytes]:
     sections = [section for result in results.values() for section in result.sections()]
-    page = template("report.html").render(
-        **_head(document),
-        sections=_chapters(sections),
-        coverage=_coverage(document),
-        plotly_js=None if plotly_js == "inline" else plotly_js,
-        css=asset("style.css"),
-        palette=Markup(palette.css()),
-        scripts=[asset(name) for name in _SCRIPTS],
-    )
-    before, _, after = page.encode("utf-8", "replace").partition(_PLOTLY_MARK)
-    if plotly_js == "inline":
-        return [before, b"<script>", plotly_source(), b"</script>", after]
-    return [before, after]
+    content = {**_head(document), "sections": _chapters(sections), "coverage": _coverage(document)}
+    return drawn_page("report.html", content, _SCRIPTS, plotly_js)
 
 
 def _head(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import jinja2
 from markupsafe import Markup, escape
 
+from tracekit.errors import TracekitError
 from tracekit.findings import Chart, Table
-from tracekit.report import overview
+from tracekit.report import overview, palette
 from tracekit.report.document import encode
 from tracekit.report.tables import table_data
 from tracekit.report.text import pieces, script_json, visible
 
 _TEMPLATES = Path(__file__).parent / "templates"
+_PLOTLY_MARK = b"<!--plotly-->"
 
 
 @cache
@@ -34,6 +38,30 @@ def template(name: str) -> jinja2.Template:
 def asset(name: str) -> Markup:
     """A style sheet or script, to stand in the page itself."""
     return Markup((_TEMPLATES / name).read_text(encoding="utf-8"))
+
+
+@cache
+def plotly_source() -> bytes:
+    """plotly.js as the installed plotly package ships it, read without importing that package."""
+    spec = find_spec("plotly")
+    if spec is None or spec.origin is None:
+        raise TracekitError("the package plotly is not installed", "pip install plotly")
+    return (Path(spec.origin).parent / "package_data" / "plotly.min.js").read_bytes()
+
+
+def drawn_page(name: str, content: Mapping[str, Any], scripts: Iterable[str], plotly_js: str) -> list[bytes]:
+    """A page with figures, in pieces: template ``name`` with its ``content``. ``plotly_js`` is 'inline', or a path that pages share."""
+    page = template(name).render(
+        **content,
+        plotly_js=None if plotly_js == "inline" else plotly_js,
+        css=asset("style.css"),
+        palette=Markup(palette.css()),
+        scripts=[asset(script) for script in scripts],
+    )
+    before, _, after = page.encode("utf-8", "replace").partition(_PLOTLY_MARK)
+    if plotly_js == "inline":
+        return [before, b"<script>", plotly_source(), b"</script>", after]
+    return [before, after]
 
 
 def named(text: str) -> Markup:
