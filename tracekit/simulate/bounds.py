@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
 
 from tracekit.errors import UsageError
 
@@ -45,3 +47,21 @@ def within(quantity: int | float, most: int, what: str, remedy: str) -> None:
     """Refuse what would take too long or too much memory."""
     if not math.isfinite(quantity) or quantity > most:
         raise UsageError(f"{quantity:.3g} {what} are more than the {most:.3g} of an experiment", remedy)
+
+
+def options(arguments: Any, most: Mapping[str, int]) -> None:
+    """Refuse numbers outside 1 to ``most``, a negative seed, and words that are none of their field's choices; all by option's name."""
+    for name, limit in most.items():
+        value = getattr(arguments, name)
+        if not 1 <= value <= limit:
+            raise UsageError(f"{_option(name)} {value}", f"give 1 to {limit}")
+    if arguments.seed < 0:
+        raise UsageError(f"--seed {arguments.seed}", "give 0 or more")
+    for field in fields(arguments):
+        value = getattr(arguments, field.name)
+        if "choices" in field.metadata and value not in field.metadata["choices"]:
+            raise UsageError(f"{_option(field.name)} {value}", f"choose one of {', '.join(map(str, field.metadata['choices']))}")
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

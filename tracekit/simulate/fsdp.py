@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from tracekit.errors import UsageError
+from tracekit.simulate import bounds
 from tracekit.simulate._fsdp_checks import checks
 from tracekit.simulate._fsdp_outcome import Outcome
 from tracekit.simulate._fsdp_tables import tables
@@ -121,16 +122,7 @@ def _with_example(arguments: Arguments) -> Arguments:
 
 def _model(arguments: Arguments) -> LinearStack:
     """The model, after everything was found sensible."""
-    for name, most in (("world", MOST_RANKS), ("replicas", MOST_RANKS), ("batch", 1024), ("steps", 20)):
-        value = getattr(arguments, name)
-        if not 1 <= value <= most:
-            raise UsageError(f"--{name} {value}", f"give 1 to {most}")
-    if arguments.seed < 0:
-        raise UsageError(f"--seed {arguments.seed}", "give 0 or more")
-    for f in fields(arguments):
-        if "choices" in f.metadata and getattr(arguments, f.name) not in f.metadata["choices"]:
-            words = ", ".join(map(str, f.metadata["choices"]))
-            raise UsageError(f"--{f.name.replace('_', '-')} {getattr(arguments, f.name)}", f"choose one of {words}")
+    bounds.options(arguments, {"world": MOST_RANKS, "replicas": MOST_RANKS, "batch": 1024, "steps": 20})
     model = LinearStack(layers_from_text(arguments.layers), arguments.bias == "yes")
     ranks = arguments.world * arguments.replicas
     if ranks > MOST_RANKS:

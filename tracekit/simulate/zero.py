@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from tracekit.errors import UsageError
+from tracekit.simulate import bounds
 from tracekit.simulate._zero_checks import checks
 from tracekit.simulate._zero_outcome import Outcome
 from tracekit.simulate._zero_tables import tables
@@ -92,16 +93,7 @@ def run(arguments: Arguments) -> Experiment:
 
 def _model(arguments: Arguments) -> LinearStack:
     """The model, after everything was found sensible."""
-    for name, most in (("world", MOST_RANKS), ("micro_batches", 16), ("batch", 1024), ("bucket_bytes", 2**40), ("steps", 20)):
-        value = getattr(arguments, name)
-        if not 1 <= value <= most:
-            raise UsageError(f"--{name.replace('_', '-')} {value}", f"give 1 to {most}")
-    if arguments.seed < 0:
-        raise UsageError(f"--seed {arguments.seed}", "give 0 or more")
-    for f in fields(arguments):
-        if "choices" in f.metadata and getattr(arguments, f.name) not in f.metadata["choices"]:
-            words = ", ".join(map(str, f.metadata["choices"]))
-            raise UsageError(f"--{f.name.replace('_', '-')} {getattr(arguments, f.name)}", f"choose one of {words}")
+    bounds.options(arguments, {"world": MOST_RANKS, "micro_batches": 16, "batch": 1024, "bucket_bytes": 2**40, "steps": 20})
     model = LinearStack(layers_from_text(arguments.layers), arguments.bias == "yes")
     if arguments.world * model.layers**2 * arguments.micro_batches > MOST_CELLS:
         size = f"{arguments.world} ranks x {model.layers} layers x {arguments.micro_batches} micro-batches"
