@@ -56,13 +56,6 @@ def largest(parameters: Iterable[Parameter]) -> int:
     return max((parameter.elements for parameter in parameters), default=0)
 
 
-def by_unit(parameters: Iterable[Parameter]) -> dict[str, list[Parameter]]:
-    """Parameters of each unit, units in order of their first parameter."""
-    units: dict[str, list[Parameter]] = {}
-    for parameter in parameters:
-        units.setdefault(parameter.unit, []).append(parameter)
-    return units
-
 
 def tensor_parallel(parameters: Iterable[Parameter], t: int, expert_t: int = 1) -> list[Parameter]:
     """The parameters of the first of ``t`` tensor-parallel ranks: dimension ``tensor_dim`` in parts of ceil(d/t), the others whole.

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tracekit import __version__
-from tracekit.manifest import Batch, Calls, Expected, ExpertLoad, Manifest, Optimizer, Owners, Precision
+from tracekit.manifest import Batch, Calls, Expected, ExpertLoad, Group, Manifest, Optimizer, Owners, Precision
 from tracekit.recorder import mesh as meshes
 from tracekit.recorder import private, units
 
@@ -41,8 +41,10 @@ class Description:
     command: str = ""
 
 
-def manifest(said: Description, steps: Sequence[int], owners: Owners, calls: Calls, notes: Sequence[str]) -> Manifest:
-    """Everything known of this rank at the end of its window."""
+def manifest(
+    said: Description, steps: Sequence[int], groups: Sequence[Group], owners: Owners, calls: Calls, notes: Sequence[str]
+) -> Manifest:
+    """Everything known of this rank at the end of its window; ``calls`` point into ``groups``."""
     found = list(said.units) or units.units(said.models)
     axes = meshes.axes_of(said.mesh)
     rank, world = own_rank(), world_size()
@@ -60,7 +62,7 @@ def manifest(said: Description, steps: Sequence[int], owners: Owners, calls: Cal
         versions={"python": platform.python_version(), "torch": str(torch.__version__), "tracekit": __version__},
         mesh=axes,
         coordinate=_coordinate(rank, axes),
-        groups=meshes.groups_of_rank(said.mesh),
+        groups=list(groups),
         model={"parameters": sum(math.prod(private.full_shape(p)) for m in said.models for p in m.parameters()), **said.model_shape},
         units=found,
         parameters=units.parameters(said.models, found),

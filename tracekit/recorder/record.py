@@ -23,9 +23,10 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, schedule
 
-from tracekit.manifest import SUFFIX, Calls, encode
+from tracekit.manifest import SUFFIX, Calls, Group, encode
 from tracekit.recorder import collectives, describe, private
 from tracekit.recorder.hooks import Hooks
+from tracekit.recorder.mesh import groups_of_rank
 from tracekit.recorder.owners import OwnerLog
 from tracekit.recorder.write import write_bytes, write_trace
 
@@ -188,17 +189,16 @@ class Recorder:
         notes = [*self._notes, *([f"recording stopped early: {self.failed}"] if self.failed else [])]
         if self._owners.left_out:
             notes.append(f"{self._owners.left_out} registrations of memory were left out")
-        said = describe.manifest(self.said, steps, self._owners.columns(), self._calls(), notes)
+        groups = groups_of_rank(self.said.mesh)
+        said = describe.manifest(self.said, steps, groups, self._owners.columns(), self._calls(groups), notes)
         path = self._path(SUFFIX)
         write_bytes(path, encode(said))
         self.files.append(path)
 
-    def _calls(self) -> Calls:
+    def _calls(self, groups: Sequence[Group]) -> Calls:
         if self._labels != "flight_recorder":
             return Calls(source=self._labels)
-        from tracekit.recorder.mesh import groups_of_rank
-
-        return collectives.flight_recorder_calls(groups_of_rank(self.said.mesh), self._start_ns, self._end_ns)
+        return collectives.flight_recorder_calls(groups, self._start_ns, self._end_ns)
 
     def _path(self, suffix: str) -> Path:
         return self.directory / f"rank_{describe.own_rank():05d}{suffix}"
