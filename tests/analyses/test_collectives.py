@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tests.analyses.made import Trace, group, job_of
 from tracekit.analyses import collectives
-from tracekit.analyses._collective_rows import MOST_SIZES
 from tracekit.analyses._groups import spread
+from tracekit.analyses.collectives.rows import MOST_SIZES
 from tracekit.job.model import Job
 
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from tests.analyses.made import Trace, job_of
 from tracekit import analyses
 from tracekit.analyses import comparison
-from tracekit.analyses._comparison_implied import lines as implied
-from tracekit.analyses._comparison_rows import DIFFERS, MATCH, NOT_MEASURED, cause, line, traffic_lines
-from tracekit.analyses._comparison_time import class_times, step_times
-from tracekit.analyses._links import cost, links
-from tracekit.analyses._predicted import Key, Prediction, Volume, predict
+from tracekit.analyses.collectives.links import cost, links
+from tracekit.analyses.comparison.implied import lines as implied
+from tracekit.analyses.comparison.predicted import Key, Prediction, Volume, predict
+from tracekit.analyses.comparison.rows import DIFFERS, MATCH, NOT_MEASURED, cause, line, traffic_lines
+from tracekit.analyses.comparison.time import class_times, step_times
 from tracekit.estimate.hardware import HARDWARE
 from tracekit.job.load import LoadOptions, load_job
 from tracekit.job.model import Job

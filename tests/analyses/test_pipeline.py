@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tests import oracle
 from tests.analyses.made import Trace, group, job_of
 from tests.workloads.recording import needs_torch, record
-from tracekit.analyses import _pipeline_order as order
 from tracekit.analyses import pipeline
+from tracekit.analyses.pipeline import order as order
 from tracekit.errors import UsageError
 from tracekit.estimate import pipeline as closed_forms
 from tracekit.job.join import join

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracekit.analyses._predicted import MOST_BYTES, predict
+from tracekit.analyses.comparison.predicted import MOST_BYTES, predict
 from tracekit.errors import InputError, UsageError
 from tracekit.estimate.recorded import parameters_of, recorded, routed_rows
 from tracekit.manifest import Axis, Batch, ExpertLoad, Manifest, Optimizer, Parameter, Precision, Unit, decode

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from tracekit.analyses._common import plural
-from tracekit.analyses._memory_rows import RankMemory
+from tracekit.analyses.memory.rows import RankMemory
 from tracekit.findings import Section, Table, Timeline
 from tracekit.memory.lifecycle import UnitSpan
 from tracekit.units import NS_PER_US, NULL, format_bytes

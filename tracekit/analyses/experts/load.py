@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from tracekit.analyses._expert_rows import Layer
+from tracekit.analyses.experts.rows import Layer
 from tracekit.job.model import Job
 from tracekit.units import NULL
 

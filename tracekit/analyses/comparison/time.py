@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tracekit.analyses import breakdown
-from tracekit.analyses._comparison_rows import NOT_MEASURED, TIME, Line, line
-from tracekit.analyses._links import Link, cost
-from tracekit.analyses._predicted import Prediction
+from tracekit.analyses.collectives.links import Link, cost
+from tracekit.analyses.comparison.predicted import Prediction
+from tracekit.analyses.comparison.rows import NOT_MEASURED, TIME, Line, line
 from tracekit.errors import UsageError
 from tracekit.estimate.estimate import Estimate, estimate
 from tracekit.estimate.hardware import Hardware

@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tracekit.analyses import _collective_rows as gather
 from tracekit.analyses import _thresholds as thresholds
 from tracekit.analyses._common import UNKNOWN_AXIS, known, us
 from tracekit.analyses._groups import Spread, spread
+from tracekit.analyses.collectives import rows as gather
 from tracekit.findings import Finding, Section, Table
 from tracekit.job.model import Job
 from tracekit.mesh.process_groups import ProcessGroup
@@ -36,7 +36,7 @@ ORDER = 40
 
 @dataclass(frozen=True)
 class Collectives:
-    """``rows`` has schema COLLECTIVES (_collective_rows), longest total first; the rest has an entry a row, waits rank -> ns."""
+    """``rows`` has schema COLLECTIVES (rows.py), longest total first; the rest has an entry a row, waits rank -> ns."""
 
     rows: pd.DataFrame
     groups: list[ProcessGroup]

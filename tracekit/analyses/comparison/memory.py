@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tracekit.analyses._comparison_rows import BYTES, NOT_MEASURED, PEAK_TIGHT, PEAK_WIDE, SCALARS, UNEVEN, Line, line
-from tracekit.analyses._predicted import Prediction
+from tracekit.analyses.comparison.predicted import Prediction
+from tracekit.analyses.comparison.rows import BYTES, NOT_MEASURED, PEAK_TIGHT, PEAK_WIDE, SCALARS, UNEVEN, Line, line
 from tracekit.estimate.memory import Moment
 from tracekit.estimate.pipeline import boundary_bytes
 from tracekit.estimate.plan import Plan

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from tracekit.analyses import _thresholds as thresholds
 from tracekit.analyses._common import plural
-from tracekit.analyses._memory_rows import RankMemory, main_devices
+from tracekit.analyses.memory.rows import RankMemory, main_devices
 from tracekit.findings import Finding
 from tracekit.manifest import CATEGORIES
 from tracekit.units import format_bytes, listed

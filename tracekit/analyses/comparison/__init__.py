@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tracekit.analyses import _comparison_implied as implied
 from tracekit.analyses import pipeline
-from tracekit.analyses._comparison_memory import memory_lines
-from tracekit.analyses._comparison_rows import DIFFERS, MATCH, NOT_MEASURED, SHARE, Line, line, traffic_lines
-from tracekit.analyses._comparison_time import class_times, step_times
-from tracekit.analyses._links import Link, links
-from tracekit.analyses._memory_rows import main_devices, rows_of
-from tracekit.analyses._predicted import Key, Prediction, Volume, hardware_of, predict
+from tracekit.analyses.collectives.links import Link, links
+from tracekit.analyses.comparison import implied as implied
+from tracekit.analyses.comparison.memory import memory_lines
+from tracekit.analyses.comparison.predicted import Key, Prediction, Volume, hardware_of, predict
+from tracekit.analyses.comparison.rows import DIFFERS, MATCH, NOT_MEASURED, SHARE, Line, line, traffic_lines
+from tracekit.analyses.comparison.time import class_times, step_times
+from tracekit.analyses.memory.rows import main_devices, rows_of
 from tracekit.estimate.hardware import Hardware
 from tracekit.estimate.pipeline import bubble_share
 from tracekit.findings import Finding, Section, Severity, Table

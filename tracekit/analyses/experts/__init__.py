@@ -4,7 +4,7 @@
 
 The rank with the most tokens sets the time of the layer; the others wait for it in the exchange that brings the results back. The same
 figure over experts (``expert_imbalance``) says whether the router is uneven, or only the placement of experts on ranks.
-A token counts once for every expert that it is sent to. Where the load comes from: ``_expert_rows``.
+A token counts once for every expert that it is sent to. Where the load comes from: ``experts.rows``.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import pandas as pd
 
 from tracekit.analyses import _thresholds as thresholds
 from tracekit.analyses._common import plural
-from tracekit.analyses._expert_load import Load, of_exchanges, of_layer
-from tracekit.analyses._expert_rows import exchanged, recorded
+from tracekit.analyses.experts.load import Load, of_exchanges, of_layer
+from tracekit.analyses.experts.rows import exchanged, recorded
 from tracekit.findings import Finding, Heatmap, Section, Table
 from tracekit.job.model import Job
 from tracekit.units import listed

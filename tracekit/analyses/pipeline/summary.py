@@ -7,9 +7,9 @@ from typing import Any
 
 import pandas as pd
 
-from tracekit.analyses._pipeline_order import UNKNOWN, replayed_share, schedule_of
-from tracekit.analyses._pipeline_ranges import KINDS
-from tracekit.analyses._pipeline_rows import orders_of
+from tracekit.analyses.pipeline.order import UNKNOWN, replayed_share, schedule_of
+from tracekit.analyses.pipeline.ranges import KINDS
+from tracekit.analyses.pipeline.rows import orders_of
 from tracekit.errors import UsageError
 from tracekit.estimate.pipeline import bubble_share, wall_bubble_share
 from tracekit.job.model import Job

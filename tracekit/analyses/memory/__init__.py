@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from tracekit.analyses._memory_findings import findings, words
-from tracekit.analyses._memory_rows import RankMemory, main_devices, record, rows_of
-from tracekit.analyses._memory_units import lifecycle_sections
+from tracekit.analyses.memory.findings import findings, words
+from tracekit.analyses.memory.rows import RankMemory, main_devices, record, rows_of
+from tracekit.analyses.memory.units import lifecycle_sections
 from tracekit.findings import Chart, Finding, Section, StackedArea, StackedBars, Table, Treemap
 from tracekit.job.activity import Activity
 from tracekit.job.model import Job

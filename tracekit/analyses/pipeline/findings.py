@@ -6,8 +6,8 @@ import pandas as pd
 
 from tracekit.analyses import _thresholds as thresholds
 from tracekit.analyses._common import plural
-from tracekit.analyses._pipeline_rows import RUN
-from tracekit.analyses._pipeline_summary import Summary
+from tracekit.analyses.pipeline.rows import RUN
+from tracekit.analyses.pipeline.summary import Summary
 from tracekit.findings import Finding
 from tracekit.units import NULL, format_ns, listed
 

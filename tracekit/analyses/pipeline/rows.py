@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tracekit.analyses._pipeline_order import Orders, Piece
-from tracekit.analyses._pipeline_ranges import BACKWARD, FORWARD, INPUT, KINDS, NO_STAGE, WEIGHT, Pieces
+from tracekit.analyses.pipeline.order import Orders, Piece
+from tracekit.analyses.pipeline.ranges import BACKWARD, FORWARD, INPUT, KINDS, NO_STAGE, WEIGHT, Pieces
 from tracekit.collectives.purpose import role_of_axis
 from tracekit.job.model import Job
 from tracekit.schema import table

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 
-from tracekit.analyses._pipeline_ranges import KINDS
-from tracekit.analyses._pipeline_rows import RUN
-from tracekit.analyses._pipeline_summary import Summary
+from tracekit.analyses.pipeline.ranges import KINDS
+from tracekit.analyses.pipeline.rows import RUN
+from tracekit.analyses.pipeline.summary import Summary
 from tracekit.findings import Chart, Section, StackedBars, Table, Timeline
 from tracekit.units import NS_PER_US, NULL, listed
 

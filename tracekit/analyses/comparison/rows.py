@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tracekit.analyses._predicted import Key, Prediction, Volume, routed_bytes
+from tracekit.analyses.comparison.predicted import Key, Prediction, Volume, routed_bytes
 
 MATCH, DIFFERS, NOT_MEASURED = "match", "differs", "not_measured"
 

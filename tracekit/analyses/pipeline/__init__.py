@@ -1,6 +1,6 @@
 """Pipeline schedules: what each stage does when, the bubble beside the ideal one, and how many micro-batches are in flight.
 
-Work is known by ranges named ``PP:0F3`` (see ``_pipeline_ranges``). In one run of the schedule, on the ranks of one pipeline,
+Work is known by ranges named ``PP:0F3`` (see ``pipeline.ranges``). In one run of the schedule, on the ranks of one pipeline,
 
     bubble share = 1 - |union of a rank's pieces of work| / (last end - first start over all ranks)
 
@@ -17,11 +17,11 @@ from typing import Any
 import pandas as pd
 
 from tracekit.analyses._common import known, plural, records, us
-from tracekit.analyses._pipeline_figures import sections
-from tracekit.analyses._pipeline_findings import findings
-from tracekit.analyses._pipeline_ranges import Pieces, find
-from tracekit.analyses._pipeline_rows import axis_of, gaps_of, in_flight, pieces_of, runs_of
-from tracekit.analyses._pipeline_summary import Summary, mean_durations, summary_of
+from tracekit.analyses.pipeline.figures import sections
+from tracekit.analyses.pipeline.findings import findings
+from tracekit.analyses.pipeline.ranges import Pieces, find
+from tracekit.analyses.pipeline.rows import axis_of, gaps_of, in_flight, pieces_of, runs_of
+from tracekit.analyses.pipeline.summary import Summary, mean_durations, summary_of
 from tracekit.findings import Finding, Section
 from tracekit.job.activity import Activity
 from tracekit.job.model import Job
