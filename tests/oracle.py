@@ -90,16 +90,11 @@ def tables_from_document(document: dict[str, Any], file: str = "made.json") -> R
     return RankTables(
         **{k: np.array(v, _COLUMN_DTYPES.get(k, np.int64)) for k, v in columns.items()},
         side={
-            t: SideTable(
-                np.array(cs["row"], np.int64), {c: np.array(cs[c], side_dtype(k)) for c, k in SIDE_COLUMNS[t].items()}
-            )
+            t: SideTable(np.array(cs["row"], np.int64), {c: np.array(cs[c], side_dtype(k)) for c, k in SIDE_COLUMNS[t].items()})
             for t, cs in side.items()
         },
         strings=list(pool.codes),
-        lanes=[
-            Lane(pid, tid, _process(names, pid, tid), names.get((pid, tid, "thread_name"), ""))
-            for pid, tid in lanes
-        ],
+        lanes=[Lane(pid, tid, _process(names, pid, tid), names.get((pid, tid, "thread_name"), "")) for pid, tid in lanes],
         metadata={k: v for k, v in document.items() if k != "traceEvents"},
         coverage=Coverage(file, events=len(columns["ts"]), arrows=arrows),
     )

@@ -45,9 +45,7 @@ class Schema:
         if data and set(data) != set(self.names):
             odd = sorted(set(data) ^ set(self.names))
             raise ValueError(f"table {self.name}: columns {odd} are missing or not in the schema")
-        series = {
-            c.name: _typed(data[c.name], c.dtype) if data else pd.Series([], dtype=_dtype(c.dtype)) for c in self.columns
-        }
+        series = {c.name: _typed(data[c.name], c.dtype) if data else pd.Series([], dtype=_dtype(c.dtype)) for c in self.columns}
         return pd.DataFrame(series)
 
     def check(self, frame: pd.DataFrame) -> pd.DataFrame:

@@ -38,9 +38,7 @@ def job_of(*traces: Trace, mesh: str | None = None, gpus_per_node: int | None = 
     return join(windows, [], mesh, gpus_per_node)
 
 
-def work(
-    pieces: Sequence[tuple[Any, ...]], steps: Sequence[tuple[int, int, int]] = (), window: tuple[int, int] | None = None
-) -> Activity:
+def work(pieces: Sequence[tuple[Any, ...]], steps: Sequence[tuple[int, int, int]] = (), window: tuple[int, int] | None = None) -> Activity:
     """An activity of (start, end, work, stream, launch or None) in ns without host events. ``steps`` are (number, start, end)."""
     rows = sorted(pieces, key=lambda piece: piece[0])
     start, end, kind, stream = (np.array([row[i] for row in rows], np.int64) for i in range(4))
@@ -48,9 +46,7 @@ def work(
     number, low, high = (np.array([step[i] for step in steps], np.int64) for i in range(3))
     marks = Steps(number, low, high, "ProfilerStep" if len(steps) else "none")
     document = {
-        "traceEvents": [
-            {"ph": "X", "cat": "kernel", "name": f"k{i}", "pid": 0, "tid": 0, "ts": 0, "dur": 0} for i in range(len(rows))
-        ]
+        "traceEvents": [{"ph": "X", "cat": "kernel", "name": f"k{i}", "pid": 0, "tid": 0, "ts": 0, "dur": 0} for i in range(len(rows))]
     }
     tables = oracle.tables_from_document(document)
     communicates = kind == 1

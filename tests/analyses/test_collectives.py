@@ -143,9 +143,7 @@ def sibling_groups(*transfers: int) -> Job:
         trace = Trace(rank, world, groups=[group("3", "mesh_tp", pair)])
         trace.step(1, 0, 2000)
         transfer = transfers[rank // 2]
-        trace.collective(
-            "allreduce", 100, transfer, elements=2**20, group="3", description="mesh_tp", ranks=str(pair), seq=1, launch=10
-        )
+        trace.collective("allreduce", 100, transfer, elements=2**20, group="3", description="mesh_tp", ranks=str(pair), seq=1, launch=10)
         traces.append(trace)
     return job_of(*traces)
 
@@ -153,9 +151,7 @@ def sibling_groups(*transfers: int) -> Job:
 def test_a_group_slower_than_its_siblings_is_a_finding() -> None:
     found = [f for f in collectives.analyze(sibling_groups(100, 100, 100, 200)).findings() if f.id == "collectives.slow_group"]
     (finding,) = found
-    assert finding.text == (
-        "Group 3@6,7 of axis tp (ranks 6, 7) runs its all_reduce of 4.19 MB at 21 GB/s, its siblings at 41.9 GB/s."
-    )
+    assert finding.text == ("Group 3@6,7 of axis tp (ranks 6, 7) runs its all_reduce of 4.19 MB at 21 GB/s, its siblings at 41.9 GB/s.")
     assert finding.value == pytest.approx(0.5)
     assert finding.weight_ns == 100_000
 

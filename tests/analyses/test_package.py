@@ -28,9 +28,7 @@ def busy_job() -> Job:
             trace.kernel("gemm", at + 100, 300, launch=at + 10, op="aten::mm")
             trace.kernel("Memcpy HtoD", at + 850, 50, launch=at + 30, cat="gpu_memcpy")
             tp = str(mesh_groups(rank)[1]["ranks"])
-            trace.collective(
-                "allreduce", at + 400 + 20 * rank, 300, group="3", description="mesh_tp", ranks=tp, seq=step, launch=at + 20
-            )
+            trace.collective("allreduce", at + 400 + 20 * rank, 300, group="3", description="mesh_tp", ranks=tp, seq=step, launch=at + 20)
     return job_of(*traces)
 
 

@@ -24,9 +24,7 @@ def traces(tmp_path: Path) -> Path:
             trace.step(10 + step, start, 1000)
             trace.kernel("gemm</script>", start + 100, 500, launch=start + 20, op="aten::mm")
             late = 100 * rank
-            trace.collective(
-                "allreduce", start + 650 + late, 250 - late, group="3", description="mesh_tp", seq=step + 1, launch=start + 40
-            )
+            trace.collective("allreduce", start + 650 + late, 250 - late, group="3", description="mesh_tp", seq=step + 1, launch=start + 40)
         trace.write(folder / f"rank{rank}.json")
     return folder
 

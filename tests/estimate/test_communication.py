@@ -167,15 +167,18 @@ def test_context_parallel(way):
     rows = counted([row for row in parallel(SHAPE, plan) if row.axis == "cp"])
     local, whole = 8 * 64 * 2, 32 * 64 * 2
     hops = {"forward": (2 * 3, 6 * local), "backward": (2 * 6, 6 * local + 6 * 2 * local)}
-    assert rows == {
-        "ring": {("cp", kind, phase): hops[phase] for phase in hops for kind in ("send", "recv")},
-        "allgather": {
-            ("cp", "all_gather", "forward"): (2, 2 * whole),
-            ("cp", "all_gather", "backward"): (2, 2 * whole),
-            ("cp", "reduce_scatter", "backward"): (2, 2 * 2 * whole),
-        },
-        "ulysses": {("cp", "all_to_all", phase): (2 * 4, 2 * 8 * (64 + 64 + 64 + 64) * 2) for phase in hops},
-    }[way]
+    assert (
+        rows
+        == {
+            "ring": {("cp", kind, phase): hops[phase] for phase in hops for kind in ("send", "recv")},
+            "allgather": {
+                ("cp", "all_gather", "forward"): (2, 2 * whole),
+                ("cp", "all_gather", "backward"): (2, 2 * whole),
+                ("cp", "reduce_scatter", "backward"): (2, 2 * 2 * whole),
+            },
+            "ulysses": {("cp", "all_to_all", phase): (2 * 4, 2 * 8 * (64 + 64 + 64 + 64) * 2) for phase in hops},
+        }[way]
+    )
 
 
 def test_context_ranks_share_the_model():

@@ -1,6 +1,6 @@
 """Two steps of a workload as rank 0 on the fake group, the second under torch's own memory tracker; prints its peak as JSON.
 
-    python tests/memory/tracker_job.py WORKLOAD [OPTIONS]
+python tests/memory/tracker_job.py WORKLOAD [OPTIONS]
 """
 
 import dataclasses

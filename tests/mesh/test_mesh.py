@@ -166,6 +166,7 @@ def test_torchtitan_with_experts_over_shards_and_context() -> None:
     assert notes == []
     assert inferred(groups, [17], 64)[0].axes == axes
 
+
 def test_experts_lie_over_the_axes_whose_ranks_they_use() -> None:
     groups = device_mesh(PP2_DP4_TP2) + described("mesh_ep", [0, 2], [4, 6], [1, 3], [5, 7]) + described("mesh_loss", [0, 2, 4, 6])
     mesh, by_members, _ = inferred(groups, [0, 1], 16)

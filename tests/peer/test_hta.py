@@ -84,9 +84,7 @@ def hta_figures(path: Path) -> Figures:
         loaded.load_traces(include_last_profiler_step=True, use_multiprocessing=False, use_memory_profiling=False)
         times = BreakdownAnalysis.get_temporal_breakdown(loaded, visualize=False).iloc[0]
         # the number of kernels is a limit above which HTA merges the short ones
-        kinds, kernels = BreakdownAnalysis.get_gpu_kernel_breakdown(
-            loaded, visualize=False, num_kernels=10**6, include_memory_kernels=True
-        )
+        kinds, kernels = BreakdownAnalysis.get_gpu_kernel_breakdown(loaded, visualize=False, num_kernels=10**6, include_memory_kernels=True)
         percent = float("nan")
         if "COMMUNICATION" in " ".join(kinds["kernel_type"]):
             percent = float(CommunicationAnalysis.get_comm_comp_overlap(loaded, visualize=False)["comp_comm_overlap_pctg"].iloc[0])
@@ -100,9 +98,7 @@ def hta_figures(path: Path) -> Figures:
         overlap_percent=percent,
         kernels={
             str(name): (int(total), int(low), int(high))
-            for name, total, low, high in zip(
-                kernels["name"], kernels["sum (us)"], kernels["min (us)"], kernels["max (us)"], strict=True
-            )
+            for name, total, low, high in zip(kernels["name"], kernels["sum (us)"], kernels["min (us)"], kernels["max (us)"], strict=True)
         },
     )
 
@@ -129,9 +125,7 @@ def our_figures(activity: Activity) -> Figures:
         window=window,
         overlap=hidden,
         overlap_percent=100 * hidden / total if total else float("nan"),
-        kernels={
-            name: (int(a), int(b), int(c)) for name, a, b, c in zip(sums.name, sums.total, sums.least, sums.most, strict=True)
-        },
+        kernels={name: (int(a), int(b), int(c)) for name, a, b, c in zip(sums.name, sums.total, sums.least, sums.most, strict=True)},
     )
 
 

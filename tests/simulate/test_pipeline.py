@@ -90,9 +90,7 @@ def test_nothing_runs_before_its_inputs_or_beside_other_work(case, f, b, w):
 @settings(max_examples=25, deadline=None)
 def test_gradients_and_counted_bytes(case, seed):
     schedule, p, m, v = case
-    done = pipeline.run(
-        pipeline.Arguments(schedule=schedule, stages=p, micro_batches=m, virtual_stages=v, sequence=3, hidden=5, seed=seed)
-    )
+    done = pipeline.run(pipeline.Arguments(schedule=schedule, stages=p, micro_batches=m, virtual_stages=v, sequence=3, hidden=5, seed=seed))
     assert done.holds, [check for check in done.checks if not check.holds]
     sent = {check.quantity: check.counted for check in done.checks if check.quantity.startswith("bytes sent")}
     assert sum(sent.values()) == (2 * m * (p * v - 1) * 3 * 5 * 2 if p > 1 else 0)

@@ -207,9 +207,7 @@ class Overlap:
         busy, exposed = means["busy_ns"].to_numpy(np.float64), means["exposed_ns"].to_numpy(np.float64)
         with np.errstate(invalid="ignore", divide="ignore"):
             hidden = np.where(busy > 0, 1 - exposed / busy, np.nan)
-        frame = means[["rank"]].assign(
-            axis=means["axis"].astype("str"), busy=us_column(busy), exposed=us_column(exposed), hidden=hidden
-        )
+        frame = means[["rank"]].assign(axis=means["axis"].astype("str"), busy=us_column(busy), exposed=us_column(exposed), hidden=hidden)
         headings = {"rank": "Rank", "axis": "Axis", "busy": "Busy [us]", "exposed": "Exposed [us]", "hidden": "Hidden [share]"}
         return Table("Each rank and axis, mean step", frame, headings, missing={"hidden": "no communication in any step"})
 

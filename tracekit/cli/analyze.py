@@ -33,9 +33,7 @@ Exit codes: 0 analyzed; 2 nothing could be read, or an option is wrong;
 
 @click.command("analyze", epilog=_EXAMPLES)
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True)
-@click.option(
-    "-o", "--output", type=OutputFile(), help=f"Write the HTML report here instead of {DEFAULT_REPORT} in the current folder."
-)
+@click.option("-o", "--output", type=OutputFile(), help=f"Write the HTML report here instead of {DEFAULT_REPORT} in the current folder.")
 @click.option("--no-report", is_flag=True, help="Write no HTML report.")
 @click.option("--json", "json_file", type=OutputFile(dash=True), help="Write all figures as JSON; - is standard output.")
 @click.option("--operations", is_flag=True, help="Put every matched operation into the JSON.")

@@ -153,9 +153,7 @@ def _estimate(spec: Spec, output: str | None, json_file: str | None, out: Any) -
         print_estimate(result, output, out)
 
 
-def _search(
-    spec: Spec, ranks: int, memory_bytes: int, data_ranks: int | None, output: str | None, json_file: str | None, out: Any
-) -> None:
+def _search(spec: Spec, ranks: int, memory_bytes: int, data_ranks: int | None, output: str | None, json_file: str | None, out: Any) -> None:
     """``data_ranks``: no global batch is given; what one rank's micro-batches would be on so many data-parallel ranks."""
     from tracekit.cli.estimate_text import print_fit
     from tracekit.estimate.fit import fitting, search

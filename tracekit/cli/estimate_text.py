@@ -91,9 +91,7 @@ def _memory(out: Console, roles: Sequence[Role], device_bytes: int) -> None:
     grid.add_row(Text("peak", "bold"), *(Text(format_bytes(role.peak_bytes), "bold") for role in roles))
     grid.add_row("at", *(" ".join(filter(None, (role.memory.peak.phase, role.memory.peak.unit))) for role in roles))
     too_much = [role.memory.reserved > device_bytes for role in roles]
-    reserved = [
-        Text(format_bytes(role.memory.reserved), "bold red" if over else "") for role, over in zip(roles, too_much, strict=True)
-    ]
+    reserved = [Text(format_bytes(role.memory.reserved), "bold red" if over else "") for role, over in zip(roles, too_much, strict=True)]
     grid.add_row("reserved", *reserved)
     grid.add_row("device", *(format_bytes(device_bytes) for _ in roles))
     _print(out, "Memory of a rank at its peak", grid)

@@ -48,9 +48,7 @@ def console(stream: IO[str]) -> Console:
     return _Console(file=stream, width=width, highlight=False, markup=False, emoji=False, soft_wrap=False)
 
 
-def print_summary(
-    document: Mapping[str, Any], results: Mapping[str, Result], report: str | None, stream: IO[str] | None = None
-) -> None:
+def print_summary(document: Mapping[str, Any], results: Mapping[str, Result], report: str | None, stream: IO[str] | None = None) -> None:
     """Print everything; ``report`` is where the HTML was written."""
     out = console(sys.stdout if stream is None else stream)
     _headline(out, document)

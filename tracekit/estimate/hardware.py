@@ -1,12 +1,12 @@
 """Devices and links, from their vendors' data sheets. Rates are peaks; what a job reaches is less (``efficiency``).
 
-    A100      NVIDIA A100 datasheet (2021): 312 TFLOP/s bf16, 2,039 GB/s, NVLink 600 GB/s both ways
-    H100      NVIDIA H100 datasheet (SXM): 989 TFLOP/s bf16, 1,979 fp8 (without sparsity), 3.35 TB/s, NVLink 900 GB/s both ways
-    H200      NVIDIA H200 datasheet: as H100 with 141 GB at 4.8 TB/s
-    B200      NVIDIA DGX B200 datasheet: 2,250 TFLOP/s bf16, 4,500 fp8 (dense), 180 GB at 8 TB/s, NVLink 1.8 TB/s both ways
-    GB200     NVIDIA GB200 NVL72 datasheet, one of its 72 GPUs: 2,500 / 5,000 TFLOP/s, 186 GB at 8 TB/s, all 72 on NVLink
-    MI300X    AMD Instinct MI300X datasheet: 1,307 TFLOP/s bf16, 2,610 fp8, 192 GB at 5.3 TB/s, 7 Infinity Fabric links of 64 GB/s each way
-    InfiniBand    HDR 200, NDR 400, XDR 800 Gbit/s a port and direction; one port a GPU
+A100      NVIDIA A100 datasheet (2021): 312 TFLOP/s bf16, 2,039 GB/s, NVLink 600 GB/s both ways
+H100      NVIDIA H100 datasheet (SXM): 989 TFLOP/s bf16, 1,979 fp8 (without sparsity), 3.35 TB/s, NVLink 900 GB/s both ways
+H200      NVIDIA H200 datasheet: as H100 with 141 GB at 4.8 TB/s
+B200      NVIDIA DGX B200 datasheet: 2,250 TFLOP/s bf16, 4,500 fp8 (dense), 180 GB at 8 TB/s, NVLink 1.8 TB/s both ways
+GB200     NVIDIA GB200 NVL72 datasheet, one of its 72 GPUs: 2,500 / 5,000 TFLOP/s, 186 GB at 8 TB/s, all 72 on NVLink
+MI300X    AMD Instinct MI300X datasheet: 1,307 TFLOP/s bf16, 2,610 fp8, 192 GB at 5.3 TB/s, 7 Infinity Fabric links of 64 GB/s each way
+InfiniBand    HDR 200, NDR 400, XDR 800 Gbit/s a port and direction; one port a GPU
 """
 
 from __future__ import annotations

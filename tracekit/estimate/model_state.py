@@ -102,9 +102,7 @@ def row_shard(parameters: Sequence[Parameter], plan: Plan, w: int, rank: int = 0
     return -(-padded(rules, parameters, w) // w), local_state(rules, parameters, w, rank)
 
 
-def _tensors(
-    units: Sequence[Unit], plan: Plan, buckets: int, row: tuple[int, int] | None, order: Sequence[Parameter]
-) -> Iterator[int]:
+def _tensors(units: Sequence[Unit], plan: Plan, buckets: int, row: tuple[int, int] | None, order: Sequence[Parameter]) -> Iterator[int]:
     """Sizes of the tensors that stay, in the order in which they are made: parameters, buckets, gradients, optimizer state.
 
     ``row``: elements of gradients and state where they are shards of all parameters in a row, each one tensor.

@@ -1,17 +1,17 @@
 """How frameworks pad what they shard. Sizes are elements; W is the number of ranks that share a tensor.
 
-    framework     a rank stores                                                       source
-    torch_fsdp2   ceil(d0/W) rows of every parameter, ranks with fewer rows too       torch/distributed/fsdp/_fully_shard/_fsdp_param.py
-    torch_fsdp1   1/W of the unit's flat parameter, padded to a multiple of W; with   torch/distributed/fsdp/_flat_param.py
-                  use_orig_params every parameter starts at a multiple of 16 bytes
-    deepspeed     stage 3: ceil(n/W) of every parameter; stages 1 and 2: 1/W of all   deepspeed/runtime/zero/partition_parameters.py,
-                  parameters in a row, padded to a multiple of 2 W                    stage_1_and_2.py
-    megatron      1/d of every bucket; parameters start at multiples of 64 elements,  megatron/core/distributed/param_and_grad_buffer.py
-                  buckets end at multiples of lcm(d, 128)
-    torch_zero    whole parameters, the largest first to the rank with least so far   torch/distributed/optim/zero_redundancy_optimizer.py
-    buckets       stages 1 and 2 by hand: 1/W of every gradient bucket, each padded   workloads/zero2.py
-                  to a multiple of W
-    none          ceil(n/W) of all parameters in a row
+framework     a rank stores                                                       source
+torch_fsdp2   ceil(d0/W) rows of every parameter, ranks with fewer rows too       torch/distributed/fsdp/_fully_shard/_fsdp_param.py
+torch_fsdp1   1/W of the unit's flat parameter, padded to a multiple of W; with   torch/distributed/fsdp/_flat_param.py
+              use_orig_params every parameter starts at a multiple of 16 bytes
+deepspeed     stage 3: ceil(n/W) of every parameter; stages 1 and 2: 1/W of all   deepspeed/runtime/zero/partition_parameters.py,
+              parameters in a row, padded to a multiple of 2 W                    stage_1_and_2.py
+megatron      1/d of every bucket; parameters start at multiples of 64 elements,  megatron/core/distributed/param_and_grad_buffer.py
+              buckets end at multiples of lcm(d, 128)
+torch_zero    whole parameters, the largest first to the rank with least so far   torch/distributed/optim/zero_redundancy_optimizer.py
+buckets       stages 1 and 2 by hand: 1/W of every gradient bucket, each padded   workloads/zero2.py
+              to a multiple of W
+none          ceil(n/W) of all parameters in a row
 """
 
 from __future__ import annotations

@@ -56,7 +56,6 @@ def largest(parameters: Iterable[Parameter]) -> int:
     return max((parameter.elements for parameter in parameters), default=0)
 
 
-
 def tensor_parallel(parameters: Iterable[Parameter], t: int, expert_t: int = 1) -> list[Parameter]:
     """The parameters of the first of ``t`` tensor-parallel ranks: dimension ``tensor_dim`` in parts of ceil(d/t), the others whole.
 

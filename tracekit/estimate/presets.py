@@ -1,10 +1,10 @@
 """Shapes of known models, from their publications.
 
-    gpt3-175b           Brown et al., arXiv:2005.14165, table 2.1; vocabulary padded to 51,200 as in PTD-P, arXiv:2104.04473, section 5
-    megatron-22b, -530b, -1t    Korthikanti et al., arXiv:2205.05198, table 3
-    llama3-8b, -70b, -405b      The Llama 3 Herd of Models, arXiv:2407.21783, table 3; vocabulary 128,256
-    deepseek-v3         DeepSeek-V3, arXiv:2412.19437, section 4.2 (without its multi-token prediction module)
-    palm-540b           Chowdhery et al., arXiv:2204.02311, table 1
+gpt3-175b           Brown et al., arXiv:2005.14165, table 2.1; vocabulary padded to 51,200 as in PTD-P, arXiv:2104.04473, section 5
+megatron-22b, -530b, -1t    Korthikanti et al., arXiv:2205.05198, table 3
+llama3-8b, -70b, -405b      The Llama 3 Herd of Models, arXiv:2407.21783, table 3; vocabulary 128,256
+deepseek-v3         DeepSeek-V3, arXiv:2412.19437, section 4.2 (without its multi-token prediction module)
+palm-540b           Chowdhery et al., arXiv:2204.02311, table 1
 """
 
 from __future__ import annotations

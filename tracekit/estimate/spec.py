@@ -1,13 +1,13 @@
 """A plan from plain values: what a file or the command line says, checked key by key.
 
-    model: llama3-8b                  a preset, or its sizes; with ``preset`` among them, a preset with some changed
-    mesh: {pp: 2, dp_shard: 8, tp: 4}     or pp=2,dp_shard=8,tp=4
-    strategy: fsdp2                   or its options: {name: fsdp2, reshard_after_forward: false}
-    recipe: fsdp_bf16                 or its bytes: {name: mine, parameter: 4, compute: 2, ...}
-    optimizer: adamw
-    batch: {micro_batch: 1, global_batch: 64, recompute: full}    micro_batches instead of global_batch
-    hardware: h100                    or {preset: h100, memory_bytes: 64000000000}
-    schedule: 1f1b                    and all other fields of ``plan.Plan``
+model: llama3-8b                  a preset, or its sizes; with ``preset`` among them, a preset with some changed
+mesh: {pp: 2, dp_shard: 8, tp: 4}     or pp=2,dp_shard=8,tp=4
+strategy: fsdp2                   or its options: {name: fsdp2, reshard_after_forward: false}
+recipe: fsdp_bf16                 or its bytes: {name: mine, parameter: 4, compute: 2, ...}
+optimizer: adamw
+batch: {micro_batch: 1, global_batch: 64, recompute: full}    micro_batches instead of global_batch
+hardware: h100                    or {preset: h100, memory_bytes: 64000000000}
+schedule: 1f1b                    and all other fields of ``plan.Plan``
 """
 
 from __future__ import annotations

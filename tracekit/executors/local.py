@@ -48,9 +48,7 @@ class LocalExecutor:
                 raise
 
 
-def _bounded(
-    submit: Callable[..., Future[R]], function: Callable[[T], R], items: Sequence[T], limit: int
-) -> Iterator[tuple[int, R]]:
+def _bounded(submit: Callable[..., Future[R]], function: Callable[[T], R], items: Sequence[T], limit: int) -> Iterator[tuple[int, R]]:
     waiting = iter(enumerate(items))
     running: dict[Future[R], int] = {}
     while True:

@@ -40,9 +40,7 @@ def join(
     recorded = _steps_of_ranks(used)
     notes += [*world_notes, *_steps_apart(recorded)]
     groups, group_notes = unite([(w.rank if w.rank is not None else 0, w.groups) for w in used], world_size)
-    layout, axes, mesh_notes = infer_mesh(
-        groups, world_size, present, parse_mesh(mesh) if mesh else None, _recorded_mesh(used, notes)
-    )
+    layout, axes, mesh_notes = infer_mesh(groups, world_size, present, parse_mesh(mesh) if mesh else None, _recorded_mesh(used, notes))
     hosts = {w.rank: w.identity.host for w in used if w.rank is not None}
     node_of = nodes(hosts, world_size, gpus_per_node)
     groups = ProcessGroups(
@@ -218,9 +216,7 @@ def _with_bytes(frame: pd.DataFrame, size: np.ndarray[tuple[int], np.dtype[np.in
     return frame
 
 
-def _matched(
-    operations: pd.DataFrame, groups: ProcessGroups, hosts: dict[int, str]
-) -> tuple[pd.DataFrame, pd.DataFrame, Clock, list[str]]:
+def _matched(operations: pd.DataFrame, groups: ProcessGroups, hosts: dict[int, str]) -> tuple[pd.DataFrame, pd.DataFrame, Clock, list[str]]:
     """Match, align the clocks on what was matched, then measure on the aligned times."""
     matched = match(operations, groups, hosts)
     clock = _clock(operations, matched, hosts)
@@ -247,9 +243,7 @@ def _clock(operations: pd.DataFrame, matched: Matched, hosts: dict[int, str]) ->
     strong = blocking & by_seq[matched.match]
     chosen = strong if strong.any() else blocking
     part = operations[chosen]
-    return align(
-        hosts, part["rank"].to_numpy(), matched.match[chosen], part["start_ns"].to_numpy(), part["end_ns"].to_numpy()
-    )
+    return align(hosts, part["rank"].to_numpy(), matched.match[chosen], part["start_ns"].to_numpy(), part["end_ns"].to_numpy())
 
 
 def _unrecorded(operations: pd.DataFrame) -> list[str]:
@@ -270,4 +264,3 @@ def _unrecorded(operations: pd.DataFrame) -> list[str]:
         because = f" (element types {', '.join(strange[:5])} are not known)" if strange else ""
         notes.append(f"the bytes of {len(unknown)} communication operations are not known{because}")
     return notes
-

@@ -34,9 +34,7 @@ class LoadOptions:
     cache: str | None = None
 
 
-def load_job(
-    paths: Sequence[str], options: LoadOptions, reducers: Reducers | None = None, progress: Progress | None = None
-) -> Job:
+def load_job(paths: Sequence[str], options: LoadOptions, reducers: Reducers | None = None, progress: Progress | None = None) -> Job:
     """Read every rank under ``paths`` and join them.
 
     ``progress`` gets (bytes read, bytes in all) from any thread. Raises InputError when nothing at all could be read.

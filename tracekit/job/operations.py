@@ -114,9 +114,7 @@ def _links(tables: RankTables, rows: Int64Array, launch: Int64Array, start: Int6
     side = tables.side["communication"]
     host = host_ranges(tables)
     calls = _coded_rows(tables, host, lambda text: kinds.kind_of_operator(text) is not None)
-    annotations = _coded_rows(
-        tables, host, lambda text: kinds.kind_of_annotation(text) is not None and not text.startswith(HOST_BACKENDS)
-    )
+    annotations = _coded_rows(tables, host, lambda text: kinds.kind_of_annotation(text) is not None and not text.startswith(HOST_BACKENDS))
     contexts = _coded_rows(tables, tables.rows(Category.USER_ANNOTATION), is_context)
     records = _coded_rows(tables, host, lambda text: text in RECORDS)
     records = records[side.at(records) >= 0]

@@ -86,9 +86,7 @@ def reduce_window(tables: RankTables, name: str, task: Task, manifest: Manifest 
     return _window(activity, identity, reduced)
 
 
-def build_activity(
-    tables: RankTables, steps: tuple[int | None, int | None] | None = None, manifest: Manifest | None = None
-) -> Activity:
+def build_activity(tables: RankTables, steps: tuple[int | None, int | None] | None = None, manifest: Manifest | None = None) -> Activity:
     """Everything a per-rank analysis looks at. ``steps``: numbers (from, to), half open, that are to be looked at."""
     span = durations.span(tables)
     found = find_steps(tables)

@@ -113,4 +113,3 @@ def _ended_by_backend(tables: RankTables, log: Log, blocks: Blocks, seen: Moment
     death[suspects[sooner]] = ends[sooner]
     lost[suspects[sooner]] = True
     return replace(blocks, death=death, lost=lost, death_row=np.where(lost, -1, blocks.death_row))
-

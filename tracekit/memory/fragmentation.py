@@ -65,9 +65,7 @@ def pool_reserved(device: DeviceHistory, pools: list[tuple[int, int]]) -> dict[s
     return amounts
 
 
-def segments_at(
-    device: DeviceHistory, pools: list[tuple[int, int]], position: int
-) -> tuple[Int64Array, Int64Array, BoolArray]:
+def segments_at(device: DeviceHistory, pools: list[tuple[int, int]], position: int) -> tuple[Int64Array, Int64Array, BoolArray]:
     """Segments behind an event as (start, end, is in a private pool), by address: the end's, with what came later undone.
 
     Parts of an expandable segment that are mapped one by one are one segment.

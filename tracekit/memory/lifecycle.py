@@ -1,7 +1,7 @@
 """The life of every sharded unit (FSDP1, FSDP2): when it is full, when its full gradient stands, and how many are full at one time.
 
-    sharded -> all-gather -> full (forward) -> reshard -> all-gather -> full (backward) -> reshard
-                                                                        full gradient -> reduce-scatter -> sharded gradient -> optimizer
+sharded -> all-gather -> full (forward) -> reshard -> all-gather -> full (backward) -> reshard
+                                                                    full gradient -> reduce-scatter -> sharded gradient -> optimizer
 """
 
 from __future__ import annotations

@@ -105,9 +105,7 @@ class Moments:
         missing = place < 0
         if missing.any():
             empty = nothing_known(len(place))
-            taken = Moments(
-                **{part.name: np.where(missing, getattr(empty, part.name), getattr(taken, part.name)) for part in fields(self)}
-            )
+            taken = Moments(**{part.name: np.where(missing, getattr(empty, part.name), getattr(taken, part.name)) for part in fields(self)})
         return taken
 
 

@@ -162,8 +162,9 @@ def _replaced_gradients(blocks: Blocks, changes: Changes, length: int) -> Blocks
     gradients = np.flatnonzero((changes.category == GRADIENTS) & (changes.name > 0))
     order = gradients[np.lexsort((blocks.birth[changes.block[gradients]], changes.name[gradients]))]
     block = changes.block[order]
-    following = np.append(changes.name[order][1:] == changes.name[order][:-1], False)[: len(order)] & (
-        np.append(block[1:] != block[:-1], False)[: len(order)]
+    following = (
+        np.append(changes.name[order][1:] == changes.name[order][:-1], False)[: len(order)]
+        & (np.append(block[1:] != block[:-1], False)[: len(order)])
     )
     invisible = (blocks.death[block] >= length) & (blocks.birth_row[block] < 0)
     ends = np.flatnonzero(following & invisible)

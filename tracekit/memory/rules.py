@@ -1,17 +1,17 @@
 """Owners without a manifest: by what a block was born in, what it died in, and how long it lived. What no rule explains stays unattributed.
 
-    born before the recording                                            before recording
-    born inside a collective or an all-gather's buffers                  communication buffers
-    born where a sharded unit is gathered                                gathered parameters
-    born in backward and given back where a sharded unit is reduced      unsharded gradients
-    born in a reduce-scatter: kept / not kept                            gradients / communication buffers
-    born in DDP's forward and kept, or kept and given back there         communication buffers (buckets); gradients if backward keeps none
-    born in the optimizer's step: kept behind it / not                   optimizer state / temporaries
-    born in backward: kept behind it / not                               gradients / temporaries
-    born in forward: still needed behind it / not                        activations / temporaries
-    born before the first forward, or where modules are built, and kept  parameters
-    born between forward and backward, freed in backward                 activations (what the loss saved)
-    born between steps, freed in or behind the forward that follows      inputs
+born before the recording                                            before recording
+born inside a collective or an all-gather's buffers                  communication buffers
+born where a sharded unit is gathered                                gathered parameters
+born in backward and given back where a sharded unit is reduced      unsharded gradients
+born in a reduce-scatter: kept / not kept                            gradients / communication buffers
+born in DDP's forward and kept, or kept and given back there         communication buffers (buckets); gradients if backward keeps none
+born in the optimizer's step: kept behind it / not                   optimizer state / temporaries
+born in backward: kept behind it / not                               gradients / temporaries
+born in forward: still needed behind it / not                        activations / temporaries
+born before the first forward, or where modules are built, and kept  parameters
+born between forward and backward, freed in backward                 activations (what the loss saved)
+born between steps, freed in or behind the forward that follows      inputs
 """
 
 from __future__ import annotations

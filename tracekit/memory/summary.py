@@ -191,4 +191,3 @@ def _latest_unit(ranges: Ranges, texts: Sequence[str], moment: int) -> str:
     begun = np.flatnonzero(ranges.start <= moment)
     named = [unit_of(texts[code]) for code in ranges.name[begun].tolist()]
     return next((unit for unit in reversed(named) if unit), "")
-

@@ -68,9 +68,7 @@ def span_of_axes(axes: Sequence[Sized]) -> list[tuple[str, Span]]:
     return result[::-1]
 
 
-def layout(
-    placed: Sequence[Placed], world_size: int | None, ranks: Sequence[int], notes: list[str]
-) -> tuple[list[tuple[str, Span]], str]:
+def layout(placed: Sequence[Placed], world_size: int | None, ranks: Sequence[int], notes: list[str]) -> tuple[list[tuple[str, Span]], str]:
     """((name, span) of each axis, outermost first; where the names come from: descriptions, rank_lists or none)."""
     candidates = [*_described(placed, notes), *_undescribed(placed, world_size, ranks)]
     taken: list[_Candidate] = []

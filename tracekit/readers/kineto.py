@@ -24,9 +24,7 @@ _ANEW = "profile again, or copy the file anew"
 _REMEDY = "give a trace written by torch.profiler (export_chrome_trace or tensorboard_trace_handler)"
 
 
-def read_trace(
-    source: Source, *, threads: int = 2, progress: Callable[[int], None] | None = None, chunk: int | None = None
-) -> RankTables:
+def read_trace(source: Source, *, threads: int = 2, progress: Callable[[int], None] | None = None, chunk: int | None = None) -> RankTables:
     """Tables of one trace file; repairs and losses are noted in ``coverage``.
 
     ``progress`` gets the number of stored bytes read since its last call. Raises InputError when nothing of the file can be used.

@@ -155,6 +155,5 @@ def _plot(chart: StackedBars, key: str, line: float | None = None) -> dict[str, 
     return figure_block(chart, key, drawn)
 
 
-
 def _parts(content: Mapping[str, Any], plotly_js: str) -> Iterable[bytes]:
     return drawn_page("estimate.html", {**content, "version": __version__}, _SCRIPTS, plotly_js)

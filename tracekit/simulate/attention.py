@@ -69,9 +69,7 @@ def attend(q: Float, k: Float, v: Float, mask: Mask = None) -> tuple[Float, Floa
     return finish(attend_block(q, k, v, mask))
 
 
-def attend_backward(
-    q: Float, k: Float, v: Float, lse: Float, delta: Float, dout: Float, mask: Mask = None
-) -> tuple[Float, Float, Float]:
+def attend_backward(q: Float, k: Float, v: Float, lse: Float, delta: Float, dout: Float, mask: Mask = None) -> tuple[Float, Float, Float]:
     """(dq, dk, dv) as far as this block of keys goes; over all blocks dq is their sum.
 
     ``lse`` (b, a, i) is that over all keys, ``delta`` (b, a, i) from ``delta_of``.

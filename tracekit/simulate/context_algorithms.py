@@ -1,12 +1,12 @@
 """Four ways to attend over tokens that lie on c ranks; all give the attention of one rank.
 
-    all_gather   every rank gathers all keys and values, and keeps its queries; backward gathers them again and reduce-scatters dK, dV
-    ring         queries stay, keys and values go round: c-1 hops, merged by online softmax; in backward they go round again, followed by
-                 what has been summed of dK and dV, c-1 hops each (Ring Attention, arXiv:2310.01889)
-    blockwise    keys and values stay: every rank gathers all queries, attends to its own block of keys, and the outputs, brought to a
-                 common scale by an all-reduce of the largest lse, are reduce-scattered together with their weights
-    ulysses      an all-to-all trades tokens for heads: every rank has all tokens of its heads, and trades back (arXiv:2309.14509). Where c
-                 does not divide the heads of keys and values, each is sent in as many copies as it takes
+all_gather   every rank gathers all keys and values, and keeps its queries; backward gathers them again and reduce-scatters dK, dV
+ring         queries stay, keys and values go round: c-1 hops, merged by online softmax; in backward they go round again, followed by
+             what has been summed of dK and dV, c-1 hops each (Ring Attention, arXiv:2310.01889)
+blockwise    keys and values stay: every rank gathers all queries, attends to its own block of keys, and the outputs, brought to a
+             common scale by an all-reduce of the largest lse, are reduce-scattered together with their weights
+ulysses      an all-to-all trades tokens for heads: every rank has all tokens of its heads, and trades back (arXiv:2309.14509). Where c
+             does not divide the heads of keys and values, each is sent in as many copies as it takes
 """
 
 from __future__ import annotations

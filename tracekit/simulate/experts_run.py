@@ -127,9 +127,7 @@ def run_ranks(exchange: Exchange, weights: Weights, routings: Sequence[Routing],
     return Results(np.concatenate(ys), np.concatenate(dxs), drouter, np.concatenate(dfirst), np.concatenate(dsecond))
 
 
-def _forward(
-    exchange: Exchange, matrices: tuple[Float, Float], rows: Sequence[Float]
-) -> tuple[list[Float], list[list[SavedExpert]]]:
+def _forward(exchange: Exchange, matrices: tuple[Float, Float], rows: Sequence[Float]) -> tuple[list[Float], list[list[SavedExpert]]]:
     """Rows returned to each rank, and what every expert saved."""
     ranks = exchange.ranks
     exchange.learn_counts()

@@ -228,9 +228,7 @@ def run_block(ranks: Ranks, block: Block, x: Float, dy: Float) -> tuple[Float, F
     return ranks.whole(ys), ranks.whole(dxs), sharded.whole_gradients(gradients)
 
 
-def run_layer(
-    ranks: Ranks, attention: Block, mlp: Block, norms: tuple[Norm, Norm], x: Float, dy: Float
-) -> tuple[Float, Float, Gradients]:
+def run_layer(ranks: Ranks, attention: Block, mlp: Block, norms: tuple[Norm, Norm], x: Float, dy: Float) -> tuple[Float, Float, Gradients]:
     """(y, dx, gradients) of a whole layer, put together; the same as ``layer_step`` but for rounding."""
     first, second = shard_block(attention, ranks.world), shard_block(mlp, ranks.world)
     _keep_weights(ranks, first)

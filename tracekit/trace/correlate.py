@@ -58,9 +58,7 @@ def enclosing(tables: RankTables, inner_rows: Int64Array, outer_rows: Int64Array
     place[outer_rows] = np.arange(len(outer_rows))
     lane, time, own = tables.lane[inner_rows].astype(np.int64), tables.ts[inner_rows], place[inner_rows]
     queries = _nesting_order(lane, time, -own)
-    found = innermost(
-        tables.lane[outer_rows].astype(np.int64), start, end, lane[queries], time[queries], own[queries]
-    )
+    found = innermost(tables.lane[outer_rows].astype(np.int64), start, end, lane[queries], time[queries], own[queries])
     result[queries] = np.where(found >= 0, outer_rows[np.maximum(found, 0)], -1)
     return result
 

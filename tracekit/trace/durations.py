@@ -140,9 +140,7 @@ def _impossible(tables: RankTables, rows: Int64Array, window: HostWindow) -> tup
     return impossible, following
 
 
-def _runs_over(
-    tables: RankTables, rows: Int64Array, start: Int64Array, end: Int64Array, order: Int64Array, same: BoolArray
-) -> BoolArray:
+def _runs_over(tables: RankTables, rows: Int64Array, start: Int64Array, end: Int64Array, order: Int64Array, same: BoolArray) -> BoolArray:
     """Work that outlasts the start of several that follow it on its stream, though neither a graph nor other devices explain it."""
     nth = np.full(len(rows), _LATE, np.int64)
     if len(rows) > ILLEGAL_FOLLOWERS:

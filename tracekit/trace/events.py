@@ -227,9 +227,7 @@ def no_side_tables() -> dict[str, SideTable]:
 
 def empty_side_table(name: str) -> SideTable:
     """A side table of no rows, with the right columns and dtypes."""
-    return SideTable(
-        np.empty(0, np.int64), {column: np.empty(0, side_dtype(kind)) for column, kind in SIDE_COLUMNS[name].items()}
-    )
+    return SideTable(np.empty(0, np.int64), {column: np.empty(0, side_dtype(kind)) for column, kind in SIDE_COLUMNS[name].items()})
 
 
 def side_dtype(kind: str) -> npt.DTypeLike:

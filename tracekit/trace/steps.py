@@ -61,9 +61,7 @@ class Phases:
 
 _PROFILER_STEP = re.compile(r"ProfilerStep[#*]\s*(\d{1,15})$")
 #: Marks of training loops that don't call profiler.step(): "iteration 12", "train_step#3", "## step 7 ##", "Iteration: 4", "global_step=5".
-_ITERATION = re.compile(
-    r"(?:## )?(?:(?:train|training|global)[ _-]?)?(?:iteration|iter|step)[ _#:=/\[-]{0,3}(\d{1,15})\]?(?: ##)?$", re.I
-)
+_ITERATION = re.compile(r"(?:## )?(?:(?:train|training|global)[ _-]?)?(?:iteration|iter|step)[ _#:=/\[-]{0,3}(\d{1,15})\]?(?: ##)?$", re.I)
 
 #: What names say of the phase, in the order of PHASE_NAMES[1:]. A name that says two things ("forward_backward") says nothing.
 _PHASES = (

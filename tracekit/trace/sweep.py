@@ -34,10 +34,7 @@ def innermost(
             following += 1
             depth = 0
         while (
-            following < len(outer_start)
-            and outer_lane[following] == lane[i]
-            and outer_start[following] <= time[i]
-            and following < own[i]
+            following < len(outer_start) and outer_lane[following] == lane[i] and outer_start[following] <= time[i] and following < own[i]
         ):
             while depth > 0 and outer_end[stack[depth - 1]] <= outer_start[following]:
                 depth -= 1

@@ -98,9 +98,7 @@ def expected(
         if reshard is not False:
             inner = sum(1 for name in units if name)
             lines.append(Expected("all_gather", "dp_shard", "parameter_gather", rounds * inner, rounds * gather * blocks))
-        lines.append(
-            Expected("reduce_scatter", "dp_shard", "gradient_scatter", reductions * len(units), reductions * reduce * everything)
-        )
+        lines.append(Expected("reduce_scatter", "dp_shard", "gradient_scatter", reductions * len(units), reductions * reduce * everything))
     if job.settings.precision == "fp16":  # whether any gradient overflowed
         lines.append(Expected("all_reduce", "dp_shard", "metrics", 1, 4))
     if replicas > 1:

@@ -34,6 +34,7 @@ from tracekit.units import NS_PER_US, NULL, format_bytes, format_ns, listed
 
 ORDER = 40
 
+
 @dataclass(frozen=True)
 class Collectives:
     """``rows`` has schema COLLECTIVES (rows.py), longest total first; the rest has an entry a row, waits rank -> ns."""

@@ -133,9 +133,7 @@ def _counts(job: Job, keyed: Keyed, count: int) -> Int64Array:
     return result
 
 
-def rows(
-    job: Job, keyed: Keyed, duration: Spread, transfer: Spread, complete: BoolArray, moved: Int64Array
-) -> pd.DataFrame:
+def rows(job: Job, keyed: Keyed, duration: Spread, transfer: Spread, complete: BoolArray, moved: Int64Array) -> pd.DataFrame:
     """The table COLLECTIVES."""
     operations = job.operations
     count = len(keyed.first)

@@ -144,5 +144,3 @@ def _ideal(schedule: str, p: int, m: int, v: int, means: dict[tuple[int, str], f
         except UsageError:
             return None, ""
     return None, ""
-
-
