@@ -20,10 +20,10 @@ from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
+from tracekit.workloads.common.reference import adam, batch_of
+from tracekit.workloads.common.transformer import Shape, Transformer, initialize, loss_of
 
 from tracekit import record
-from workloads.common.reference import adam, batch_of
-from workloads.common.transformer import Shape, Transformer, initialize, loss_of
 
 WAIT, WARMUP, ACTIVE = 1, 1, 5
 

@@ -1,6 +1,6 @@
 """DDP driven by Hugging Face Accelerate: the job of ``ddp``, with the same collectives.
 
-    torchrun --nproc-per-node 2 -m workloads.accelerate_ddp -o traces/accelerate_ddp
+    torchrun --nproc-per-node 2 -m tracekit.workloads.accelerate_ddp -o traces/accelerate_ddp
 
 Collectives a rank and step:
     all-reduce   one a bucket, of all gradients together N elements; under gradient accumulation only in the last micro-batch, which
@@ -17,13 +17,14 @@ from dataclasses import dataclass
 import torch
 
 from tracekit.manifest import Expected
-from workloads.common import accelerated, loop
-from workloads.common.buckets import buckets_of
-from workloads.common.job import Job, Training
-from workloads.common.reference import adam
-from workloads.common.replicas import work_on_fake_group
-from workloads.common.settings import option
-from workloads.common.transformer import Transformer, initialize
+
+from .common import accelerated, loop
+from .common.buckets import buckets_of
+from .common.job import Job, Training
+from .common.reference import adam
+from .common.replicas import work_on_fake_group
+from .common.settings import option
+from .common.transformer import Transformer, initialize
 
 MESH = {"dp_replicate": 2}
 

@@ -1,6 +1,6 @@
 """FSDP2 driven by Hugging Face Accelerate: the job of ``fsdp2``, cut into units as Accelerate does it.
 
-    torchrun --nproc-per-node 2 -m workloads.accelerate_fsdp2 -o traces/accelerate_fsdp2
+    torchrun --nproc-per-node 2 -m tracekit.workloads.accelerate_fsdp2 -o traces/accelerate_fsdp2
 
 Accelerate makes a unit of every block, one of the last norm, and leaves the rest (embedding, head) to the root; norm and root stay gathered
 between forward and backward. Collectives a rank and step, L blocks, m rounds of gradient accumulation:
@@ -20,11 +20,12 @@ from dataclasses import dataclass
 import torch
 
 from tracekit.manifest import Expected, Precision
-from workloads.common import accelerated, loop, sharding
-from workloads.common.job import Job, Training
-from workloads.common.reference import adam
-from workloads.common.settings import option
-from workloads.common.transformer import Transformer, initialize
+
+from .common import accelerated, loop, sharding
+from .common.job import Job, Training
+from .common.reference import adam
+from .common.settings import option
+from .common.transformer import Transformer, initialize
 
 MESH = {"dp_shard": 2}
 

@@ -1,6 +1,6 @@
 """Collectives alone: every kind over a range of sizes, checked, timed as nccl-tests times them, and recorded.
 
-    torchrun --nproc-per-node 4 -m workloads.collectives -o traces/collectives
+    torchrun --nproc-per-node 4 -m tracekit.workloads.collectives -o traces/collectives
 
 No model and no training. Before the recording starts, each collective runs at each size: once to check its result, then ``--warm-up-calls``
 times, then ``--iterations`` times against the host's clock (a profiler would cost some microseconds a call). The table is printed and
@@ -38,9 +38,10 @@ from torch import Tensor
 
 from tracekit.errors import UsageError
 from tracekit.manifest import Expected
-from workloads.common import bench, loop
-from workloads.common.job import Job, Training
-from workloads.common.settings import option
+
+from .common import bench, loop
+from .common.job import Job, Training
+from .common.settings import option
 
 MESH = {"dp_replicate": 4}
 DEFAULTS = {"wait": 0, "active": 1}

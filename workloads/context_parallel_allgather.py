@@ -1,6 +1,6 @@
 """Context parallelism by all-gather: every rank gathers the keys and values of the whole sequence for its own queries.
 
-    torchrun --nproc-per-node 2 -m workloads.context_parallel_allgather -o traces/context_parallel_allgather
+    torchrun --nproc-per-node 2 -m tracekit.workloads.context_parallel_allgather -o traces/context_parallel_allgather
 
 Each of the c ranks of axis ``cp`` holds T/c tokens of every sample in a row and all weights. With K = 2 B T G D elements of keys and values
 (B samples a micro-batch, G heads of keys and values, D head size, L layers, e bytes an element: 4, or 2 in bf16 and fp16).
@@ -23,9 +23,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tracekit.manifest import Expected
-from workloads.common import context, loop
-from workloads.common.job import Job, Training
-from workloads.common.settings import option
+
+from .common import context, loop
+from .common.job import Job, Training
+from .common.settings import option
 
 MESH = {"cp": 2}
 

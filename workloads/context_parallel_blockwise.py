@@ -1,6 +1,6 @@
 """Context parallelism by blocks of keys: keys and values stay where they are, queries are gathered and outputs are reduce-scattered.
 
-    torchrun --nproc-per-node 2 -m workloads.context_parallel_blockwise -o traces/context_parallel_blockwise
+    torchrun --nproc-per-node 2 -m tracekit.workloads.context_parallel_blockwise -o traces/context_parallel_blockwise
 
 Each of the c ranks of axis ``cp`` holds T/c tokens of every sample in a row and all weights. Forward of one layer, B samples a micro-batch,
 A heads of queries, D head size:
@@ -31,8 +31,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tracekit.manifest import Expected
-from workloads.common import context, loop
-from workloads.common.job import Job, Training
+
+from .common import context, loop
+from .common.job import Job, Training
 
 MESH = {"cp": 2}
 

@@ -1,6 +1,6 @@
 """Ring attention: keys and values travel around axis ``cp``; each rank adds up its queries' attention with an online softmax.
 
-    torchrun --nproc-per-node 4 -m workloads.context_parallel_ring -o traces/context_parallel_ring
+    torchrun --nproc-per-node 4 -m tracekit.workloads.context_parallel_ring -o traces/context_parallel_ring
 
 Each of the c ranks holds T/c tokens of every sample in a row and all weights. A hop sends a block of keys and values, 2 B (T/c) G D
 elements (B samples a micro-batch, G heads of keys and values, D head size), to the next rank and gets one from the rank before, while
@@ -24,8 +24,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tracekit.manifest import Expected
-from workloads.common import context, loop
-from workloads.common.job import Job, Training
+
+from .common import context, loop
+from .common.job import Job, Training
 
 MESH = {"cp": 4}
 

@@ -1,6 +1,6 @@
 """Ulysses: all-to-all turns tokens split over axis ``cp`` into heads split over it and back, so that attention itself is local.
 
-    torchrun --nproc-per-node 2 -m workloads.context_parallel_ulysses -o traces/context_parallel_ulysses
+    torchrun --nproc-per-node 2 -m tracekit.workloads.context_parallel_ulysses -o traces/context_parallel_ulysses
 
 Each of the c ranks holds T/c tokens of every sample in a row and all weights. Ahead of attention every rank gives each other one that one's
 share of the heads for its own tokens, and gets the other tokens of its own heads; behind attention it is the other way round.
@@ -25,9 +25,10 @@ from torch import Tensor
 
 from tracekit.errors import UsageError
 from tracekit.manifest import Expected
-from workloads.common import context, loop
-from workloads.common.job import Job, Training
-from workloads.common.transformer import attend
+
+from .common import context, loop
+from .common.job import Job, Training
+from .common.transformer import attend
 
 MESH = {"cp": 2}
 

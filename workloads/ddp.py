@@ -1,6 +1,6 @@
 """DDP: every rank holds the whole model; gradients are averaged over axis ``dp_replicate`` in buckets while backward still runs.
 
-    torchrun --nproc-per-node 2 -m workloads.ddp -o traces/ddp
+    torchrun --nproc-per-node 2 -m tracekit.workloads.ddp -o traces/ddp
 
 Collectives a rank and step:
     all-reduce   one a bucket, of all gradients together N elements; under gradient accumulation only in the last micro-batch (no_sync)
@@ -21,13 +21,14 @@ from torch import Tensor
 from torch.utils.data import DistributedSampler
 
 from tracekit.manifest import Expected
-from workloads.common import float8, loop, zero
-from workloads.common.buckets import buckets_of
-from workloads.common.job import Job, Training
-from workloads.common.reference import adam
-from workloads.common.replicas import replicate
-from workloads.common.settings import option
-from workloads.common.transformer import Transformer, initialize
+
+from .common import float8, loop, zero
+from .common.buckets import buckets_of
+from .common.job import Job, Training
+from .common.reference import adam
+from .common.replicas import replicate
+from .common.settings import option
+from .common.transformer import Transformer, initialize
 
 MESH = {"dp_replicate": 2}
 

@@ -1,6 +1,6 @@
 """DeepSpeed's ZeRO, stage 1, 2 or 3: what zero1, zero2 and zero3 do, by an engine that many people train with.
 
-    torchrun --nproc-per-node 2 -m workloads.deepspeed_zero -o traces/deepspeed_zero --stage 3
+    torchrun --nproc-per-node 2 -m tracekit.workloads.deepspeed_zero -o traces/deepspeed_zero --stage 3
 
 Collectives a rank and step, N elements in P parameters, B buckets of gradients, W ranks, m micro-batches:
     stage 1  all-reduce      B, of N elements, behind the last backward
@@ -30,11 +30,12 @@ from torch import Tensor, nn
 
 from tracekit.errors import UsageError
 from tracekit.manifest import Expected, Precision
-from workloads.common import loop, zero
-from workloads.common.job import Job, Training
-from workloads.common.reference import adam
-from workloads.common.settings import option
-from workloads.common.transformer import Transformer, initialize, loss_of
+
+from .common import loop, zero
+from .common.job import Job, Training
+from .common.reference import adam
+from .common.settings import option
+from .common.transformer import Transformer, initialize, loss_of
 
 MESH = {"dp_shard": 2}
 

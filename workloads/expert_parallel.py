@@ -1,6 +1,6 @@
 """Expert parallelism: every block's MLP is a mixture of experts, which are shared out over axis ``ep``; tokens travel to them and back.
 
-    torchrun --nproc-per-node 2 -m workloads.expert_parallel -o traces/expert_parallel
+    torchrun --nproc-per-node 2 -m tracekit.workloads.expert_parallel -o traces/expert_parallel
 
 Each of the R ranks of ``ep`` works on its own samples with all dense weights and E/R of the E experts of each layer. n tokens a micro-batch
 and rank, k choices a token, H hidden size, L layers, M micro-batches, e bytes an element (4, or 2 in bf16 and fp16).
@@ -31,12 +31,13 @@ from torch import Tensor, nn
 
 from tracekit.errors import UsageError
 from tracekit.manifest import Expected, ExpertLoad
-from workloads.common import experts, gradients, loop
-from workloads.common.context import element_bytes
-from workloads.common.job import Job, Training
-from workloads.common.reference import adam, train
-from workloads.common.settings import option
-from workloads.common.transformer import Transformer, initialize
+
+from .common import experts, gradients, loop
+from .common.context import element_bytes
+from .common.job import Job, Training
+from .common.reference import adam, train
+from .common.settings import option
+from .common.transformer import Transformer, initialize
 
 MESH = {"ep": 2}
 

@@ -1,6 +1,6 @@
 """FSDP1: every unit's parameters laid end to end in one flat parameter, sharded over axis ``dp_shard``.
 
-    torchrun --nproc-per-node 2 -m workloads.fsdp1 -o traces/fsdp1
+    torchrun --nproc-per-node 2 -m tracekit.workloads.fsdp1 -o traces/fsdp1
 
 Strategy ``full_shard`` frees gathered parameters after forward, ``shard_grad_op`` keeps them until backward is over, ``hybrid`` shards
 within dp_shard and replicates over dp_replicate (give a mesh with both axes). Collectives a rank and step, L blocks and the root:
@@ -27,11 +27,12 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from tracekit.errors import UsageError
 from tracekit.manifest import Expected
 from tracekit.recorder.units import plain_name
-from workloads.common import loop, sharding
-from workloads.common.job import Job, Training
-from workloads.common.reference import adam
-from workloads.common.settings import option
-from workloads.common.transformer import Block, Transformer, initialize
+
+from .common import loop, sharding
+from .common.job import Job, Training
+from .common.reference import adam
+from .common.settings import option
+from .common.transformer import Block, Transformer, initialize
 
 MESH = {"dp_shard": 2}
 STRATEGIES = {

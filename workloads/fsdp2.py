@@ -1,6 +1,6 @@
 """FSDP2: parameters, gradients and optimizer state sharded over axis ``dp_shard``, parameter by parameter.
 
-    torchrun --nproc-per-node 2 -m workloads.fsdp2 -o traces/fsdp2
+    torchrun --nproc-per-node 2 -m tracekit.workloads.fsdp2 -o traces/fsdp2
 
 ``fully_shard`` goes bottom-up: every block is a unit, what is left (embedding, last norm, head) is the root's. Collectives a rank and step,
 L blocks, m rounds of gradient accumulation:
@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from tracekit.manifest import Expected
-from workloads.common import loop, sharding
-from workloads.common.job import Job, Training
-from workloads.common.reference import adam
-from workloads.common.settings import option
-from workloads.common.transformer import Transformer, initialize
+
+from .common import loop, sharding
+from .common.job import Job, Training
+from .common.reference import adam
+from .common.settings import option
+from .common.transformer import Transformer, initialize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """HSDP: sharded over axis ``dp_shard`` within a group of ranks, replicated over axis ``dp_replicate`` between groups.
 
-    torchrun --nproc-per-node 4 -m workloads.hsdp -o traces/hsdp
+    torchrun --nproc-per-node 4 -m tracekit.workloads.hsdp -o traces/hsdp
 
 FSDP2 on a two-dimensional mesh. Collectives a rank and step, L blocks and the root:
     all-gather      2L + 1   over dp_shard, as FSDP2
@@ -17,11 +17,12 @@ from dataclasses import dataclass
 import torch
 
 from tracekit.manifest import Expected
-from workloads.common import loop, sharding
-from workloads.common.job import Job, Training
-from workloads.common.reference import adam
-from workloads.common.settings import option
-from workloads.common.transformer import Transformer, initialize
+
+from .common import loop, sharding
+from .common.job import Job, Training
+from .common.reference import adam
+from .common.settings import option
+from .common.transformer import Transformer, initialize
 
 MESH = {"dp_replicate": 2, "dp_shard": 2}
 

@@ -1,6 +1,6 @@
 """3D: pipeline over axis ``pp``, FSDP2 over ``dp_shard``, tensor parallelism over ``tp``; with ``dp_replicate`` HSDP as well.
 
-    torchrun --nproc-per-node 8 -m workloads.hybrid_3d -o traces/hybrid_3d
+    torchrun --nproc-per-node 8 -m tracekit.workloads.hybrid_3d -o traces/hybrid_3d
 
 A rank of coordinate (p, d, t) holds the layers of stage p, of their matrices the t-th part by columns or rows, and of that the d-th shard.
 Collectives a rank and step, l layers on its stage, m micro-batches of b samples, U units (l blocks, and one where the stage has embedding
@@ -17,9 +17,10 @@ Sources: PTD-P, arXiv:2104.04473; TorchTitan, arXiv:2410.06511.
 from __future__ import annotations
 
 from tracekit.manifest import Expected
-from workloads.common import hybrid, loop
-from workloads.common.hybrid import Options
-from workloads.common.job import Job, Training
+
+from .common import hybrid, loop
+from .common.hybrid import Options
+from .common.job import Job, Training
 
 MESH = {"pp": 2, "dp_shard": 2, "tp": 2}
 DEFAULTS = {"batch": 4, "micro_batches": 2}

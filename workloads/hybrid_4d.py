@@ -1,6 +1,6 @@
 """4D: pipeline, FSDP2, context and tensor parallelism over axes ``pp``, ``dp_shard``, ``cp``, ``tp``; with ``dp_replicate`` HSDP as well.
 
-    torchrun --nproc-per-node 16 -m workloads.hybrid_4d -o traces/hybrid_4d
+    torchrun --nproc-per-node 16 -m tracekit.workloads.hybrid_4d -o traces/hybrid_4d
 
 As hybrid_3d, and every rank of ``cp`` holds a slice of each sequence. Ranks along dp_shard and cp hold the same part of the model, so
 parameters are sharded over both together. Collectives a rank and step, l layers on its stage, m micro-batches, U units:
@@ -18,9 +18,10 @@ Sources: TorchTitan, arXiv:2410.06511; The Llama 3 Herd of Models, arXiv:2407.21
 from __future__ import annotations
 
 from tracekit.manifest import Expected
-from workloads.common import hybrid, loop
-from workloads.common.hybrid import Options
-from workloads.common.job import Job, Training
+
+from .common import hybrid, loop
+from .common.hybrid import Options
+from .common.job import Job, Training
 
 MESH = {"pp": 2, "dp_shard": 2, "cp": 2, "tp": 2}
 DEFAULTS = {"batch": 4, "micro_batches": 2}

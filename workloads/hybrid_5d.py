@@ -1,7 +1,7 @@
 """5D: pipeline, expert, FSDP2, context and tensor parallelism over axes ``pp``, ``ep``, ``dp_shard``, ``cp``, ``tp``.
 
     tracekit record hybrid_5d --backend fake --rank 13 -o traces/hybrid_5d          one rank of 32, alone
-    torchrun --nproc-per-node 8 -m workloads.hybrid_5d --mesh pp=2,ep=2,dp_shard=2,cp=1,tp=1 -o traces/hybrid_5d
+    torchrun --nproc-per-node 8 -m tracekit.workloads.hybrid_5d --mesh pp=2,ep=2,dp_shard=2,cp=1,tp=1 -o traces/hybrid_5d
 
 As hybrid_4d, with a mixture of experts in place of every MLP. Ranks along ``ep`` hold different experts and see different samples; dense
 parameters are sharded over ep, dp_shard and cp together, experts over dp_shard and cp. Experts are whole on every rank of ``tp``.
@@ -25,11 +25,12 @@ from typing import Any
 from torch import Tensor
 
 from tracekit.manifest import Expected, ExpertLoad
-from workloads.common import hybrid, loop, reference
-from workloads.common.experts import Routing, mixture, take_loads
-from workloads.common.hybrid import DATA_AXES
-from workloads.common.job import Job, Training
-from workloads.common.settings import option
+
+from .common import hybrid, loop, reference
+from .common.experts import Routing, mixture, take_loads
+from .common.hybrid import DATA_AXES
+from .common.job import Job, Training
+from .common.settings import option
 
 MESH = {"pp": 2, "ep": 2, "dp_shard": 2, "cp": 2, "tp": 2}
 DEFAULTS = {"batch": 4, "micro_batches": 2}

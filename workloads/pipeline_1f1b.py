@@ -1,6 +1,6 @@
 """Pipeline, 1F1B: layers divided over axis ``pp``; a stage that is filled does one micro-batch forward, one backward, in turn.
 
-    torchrun --nproc-per-node 2 -m workloads.pipeline_1f1b -o traces/pipeline_1f1b
+    torchrun --nproc-per-node 2 -m tracekit.workloads.pipeline_1f1b -o traces/pipeline_1f1b
 
 Collectives a rank and step, p stages, m micro-batches, s tokens, b samples a micro-batch, h hidden size:
     send, recv   m each for every neighbour (the first and the last stage have one, all others two), of s b h elements:
@@ -17,8 +17,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tracekit.manifest import Expected
-from workloads.common import loop, pipeline
-from workloads.common.job import Job, Training
+
+from .common import loop, pipeline
+from .common.job import Job, Training
 
 MESH = {"pp": 2}
 DEFAULTS = {"batch": 8, "micro_batches": 4}

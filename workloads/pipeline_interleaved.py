@@ -1,6 +1,6 @@
 """Pipeline, interleaved 1F1B: every rank of axis ``pp`` has several stages, far apart in the model, so that the pipeline fills sooner.
 
-    torchrun --nproc-per-node 2 -m workloads.pipeline_interleaved -o traces/pipeline_interleaved
+    torchrun --nproc-per-node 2 -m tracekit.workloads.pipeline_interleaved -o traces/pipeline_interleaved
 
 Collectives a rank and step, p ranks, v stages on each, m micro-batches, s tokens, b samples a micro-batch, h hidden size:
     send, recv   m each for every boundary between a stage of this rank and one of another rank, of s b h elements; over all ranks that
@@ -19,9 +19,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tracekit.manifest import Expected
-from workloads.common import loop, pipeline
-from workloads.common.job import Job, Training
-from workloads.common.settings import option
+
+from .common import loop, pipeline
+from .common.job import Job, Training
+from .common.settings import option
 
 MESH = {"pp": 2}
 DEFAULTS = {"batch": 8, "micro_batches": 4}

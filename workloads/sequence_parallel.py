@@ -1,6 +1,6 @@
 """Sequence parallelism on top of tensor parallelism: between the split matrices every rank of axis ``tp`` holds its share of the tokens.
 
-    torchrun --nproc-per-node 2 -m workloads.sequence_parallel -o traces/sequence_parallel
+    torchrun --nproc-per-node 2 -m tracekit.workloads.sequence_parallel -o traces/sequence_parallel
 
 Each all-reduce of tensor parallelism becomes a reduce-scatter and an all-gather of the same bytes; activations between them (norms,
 residuals) shrink by the number of ranks. Collectives a rank and step, L blocks, each of b T h elements:
@@ -15,10 +15,11 @@ Sources: Korthikanti et al., arXiv:2205.05198.
 from __future__ import annotations
 
 from tracekit.manifest import Expected
-from workloads.common import loop, sharding, tensor
-from workloads.common.job import Job, Training
-from workloads.common.reference import adam
-from workloads.common.transformer import Transformer, initialize
+
+from .common import loop, sharding, tensor
+from .common.job import Job, Training
+from .common.reference import adam
+from .common.transformer import Transformer, initialize
 
 MESH = {"tp": 2}
 

@@ -1,6 +1,6 @@
 """Tensor parallelism: the matrices of every block split over axis ``tp``, by columns, then by rows.
 
-    torchrun --nproc-per-node 2 -m workloads.tensor_parallel -o traces/tensor_parallel
+    torchrun --nproc-per-node 2 -m tracekit.workloads.tensor_parallel -o traces/tensor_parallel
 
 Column-parallel q, k, v and up need no communication in forward, row-parallel o and down leave partial sums. All ranks work on the same
 samples. Collectives a rank and step, L blocks, each of b T h elements (samples, tokens, hidden):
@@ -14,10 +14,11 @@ Sources: Megatron-LM, arXiv:1909.08053.
 from __future__ import annotations
 
 from tracekit.manifest import Expected
-from workloads.common import loop, sharding, tensor
-from workloads.common.job import Job, Training
-from workloads.common.reference import adam
-from workloads.common.transformer import Transformer, initialize
+
+from .common import loop, sharding, tensor
+from .common.job import Job, Training
+from .common.reference import adam
+from .common.transformer import Transformer, initialize
 
 MESH = {"tp": 2}
 

@@ -1,6 +1,6 @@
 """ZeRO-1: optimizer state sharded over axis ``dp_shard``: each rank updates some whole parameters and broadcasts them after the step.
 
-    torchrun --nproc-per-node 2 -m workloads.zero1 -o traces/zero1
+    torchrun --nproc-per-node 2 -m tracekit.workloads.zero1 -o traces/zero1
 
 Collectives a rank and step, N elements in P parameters, W ranks:
     all-reduce   one a bucket of gradients, N elements together, by DDP; under gradient accumulation only in the last micro-batch
@@ -21,13 +21,14 @@ import torch
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from tracekit.manifest import Expected
-from workloads.common import float8, loop, zero
-from workloads.common.buckets import buckets_of
-from workloads.common.job import Job, Training
-from workloads.common.reference import adam
-from workloads.common.replicas import replicate
-from workloads.common.settings import option
-from workloads.common.transformer import Transformer, initialize
+
+from .common import float8, loop, zero
+from .common.buckets import buckets_of
+from .common.job import Job, Training
+from .common.reference import adam
+from .common.replicas import replicate
+from .common.settings import option
+from .common.transformer import Transformer, initialize
 
 MESH = {"dp_shard": 2}
 

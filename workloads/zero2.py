@@ -1,6 +1,6 @@
 """ZeRO-2: gradients and optimizer state sharded over axis ``dp_shard``, by hand: reduce-scatter in backward, all-gather after the step.
 
-    torchrun --nproc-per-node 2 -m workloads.zero2 -o traces/zero2
+    torchrun --nproc-per-node 2 -m tracekit.workloads.zero2 -o traces/zero2
 
 Collectives a rank and step, B buckets that hold N elements, each bucket padded to a multiple of the ranks:
     reduce-scatter   B a micro-batch, of N elements and padding together, as soon as backward has filled a bucket
@@ -25,12 +25,13 @@ import torch
 from torch import Tensor, nn
 
 from tracekit.manifest import Expected, Unit
-from workloads.common import float8, loop, zero
-from workloads.common.buckets import bucketed, buckets_of
-from workloads.common.job import Job, Training
-from workloads.common.reference import adam
-from workloads.common.settings import option
-from workloads.common.transformer import Transformer, initialize
+
+from .common import float8, loop, zero
+from .common.buckets import bucketed, buckets_of
+from .common.job import Job, Training
+from .common.reference import adam
+from .common.settings import option
+from .common.transformer import Transformer, initialize
 
 MESH = {"dp_shard": 2}
 

@@ -1,6 +1,6 @@
 """ZeRO-3: parameters, gradients and optimizer state sharded over axis ``dp_shard``, by hand: gathered only while a unit is at work.
 
-    torchrun --nproc-per-node 2 -m workloads.zero3 -o traces/zero3
+    torchrun --nproc-per-node 2 -m tracekit.workloads.zero3 -o traces/zero3
 
 A unit is the embedding, one block, or last norm and head: U = layers + 2 of them. Its parameters lie one after another in one flat tensor
 of N_u elements and padding, P_u in all, of which each rank keeps an equal slice.
@@ -28,11 +28,12 @@ from torch import Tensor, nn
 
 from tracekit.errors import UsageError
 from tracekit.manifest import Expected, Unit
-from workloads.common import loop, sharding, zero
-from workloads.common.job import Job, Training
-from workloads.common.reference import adam
-from workloads.common.settings import option
-from workloads.common.transformer import Transformer, initialize
+
+from .common import loop, sharding, zero
+from .common.job import Job, Training
+from .common.reference import adam
+from .common.settings import option
+from .common.transformer import Transformer, initialize
 
 MESH = {"dp_shard": 2}
 

@@ -16,15 +16,14 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
-
-from workloads.common import reference
-from workloads.common.job import Job
-from workloads.common.settings import mesh_sizes, parse
-from workloads.common.transformer import Shape, loss_of
+from tracekit.workloads.common import reference
+from tracekit.workloads.common.job import Job
+from tracekit.workloads.common.settings import mesh_sizes, parse
+from tracekit.workloads.common.transformer import Shape, loss_of
 
 
 def main() -> None:
-    module = importlib.import_module(f"workloads.{sys.argv[1]}")
+    module = importlib.import_module(f"tracekit.workloads.{sys.argv[1]}")
     settings, options = parse(module, ["--backend", "fake", *sys.argv[2:]])
     sizes = mesh_sizes(module, settings)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=math.prod(sizes.values()))

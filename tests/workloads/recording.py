@@ -66,10 +66,9 @@ def record(folder: Path, workload: str, *arguments: str) -> Recording:
 def job_of(workload: ModuleType, arguments: Sequence[str], rank: int = 0) -> tuple[Any, Any]:
     """(Job, options) of one rank as the command line makes them, without a process group: what formulas of sizes need."""
     import torch
-
-    from workloads.common.job import Job
-    from workloads.common.settings import mesh_sizes, parse
-    from workloads.common.transformer import Shape
+    from tracekit.workloads.common.job import Job
+    from tracekit.workloads.common.settings import mesh_sizes, parse
+    from tracekit.workloads.common.transformer import Shape
 
     settings, options = parse(workload, arguments)
     sizes, device = mesh_sizes(workload, settings), torch.device("cpu")

@@ -48,8 +48,7 @@ def test_every_collective_is_checked_timed_and_recorded(tmp_path: Path) -> None:
 
 def test_a_wrong_result_is_counted() -> None:
     import torch
-
-    from workloads.common.bench import Case, wrong_elements
+    from tracekit.workloads.common.bench import Case, wrong_elements
 
     result = torch.zeros(4)
     case = Case(lambda: result.copy_(torch.tensor([1.0, 2, 3, 4])), result, lambda: torch.tensor([1.0, 0, 3, 0]), result)
@@ -59,7 +58,7 @@ def test_a_wrong_result_is_counted() -> None:
 
 @pytest.mark.parametrize(("ranks", "place", "wanted"), [(2, 1, [2, 1]), (3, 0, [1, 2, 3]), (3, 2, [3, 1, 2])])
 def test_what_a_rank_sends_to_another_it_gets_from_it(ranks: int, place: int, wanted: list[int]) -> None:
-    from workloads.common.bench import pieces
+    from tracekit.workloads.common.bench import pieces
 
     assert pieces(place, ranks) == wanted == [pieces(other, ranks)[place] for other in range(ranks)]
 
@@ -85,7 +84,7 @@ def test_any_axis_and_element_type_and_sizes_that_do_not_divide(tmp_path: Path) 
     ],
 )
 def test_options_that_make_no_sense_are_refused(arguments: list[str], problem: str) -> None:
-    from workloads import collectives
+    from tracekit.workloads import collectives
 
     job, options = job_of(collectives, arguments)
     with pytest.raises(UsageError, match=problem):

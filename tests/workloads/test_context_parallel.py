@@ -41,16 +41,15 @@ def test_one_rank_of_a_large_mesh_in_half_precision(tmp_path):
 def job_on(**sizes):
     """A job that has sizes only."""
     import torch
-
-    from workloads.common.job import Job
-    from workloads.common.settings import Settings
-    from workloads.common.transformer import Shape
+    from tracekit.workloads.common.job import Job
+    from tracekit.workloads.common.settings import Settings
+    from tracekit.workloads.common.transformer import Shape
 
     return Job(Settings(), Shape(sequence=30), sizes, None, torch.device("cpu"), 0)
 
 
 def test_sizes_that_do_not_divide_are_told():
-    from workloads import context_parallel_ring, context_parallel_ulysses
+    from tracekit.workloads import context_parallel_ring, context_parallel_ulysses
 
     with pytest.raises(UsageError, match="30 tokens a sample do not divide into 4 ranks of axis cp"):
         context_parallel_ring.expected(job_on(cp=4), None)
@@ -62,7 +61,7 @@ def test_sizes_that_do_not_divide_are_told():
 
 @pytest.mark.parametrize(("kv_heads", "ranks", "times"), [(4, 2, 1), (4, 4, 1), (2, 4, 2), (1, 4, 4), (3, 2, 2), (6, 4, 2)])
 def test_heads_of_keys_are_copied_no_more_than_it_takes(kv_heads, ranks, times):
-    from workloads.context_parallel_ulysses import copies
+    from tracekit.workloads.context_parallel_ulysses import copies
 
     assert copies(12, kv_heads, ranks) == times
 
@@ -70,10 +69,9 @@ def test_heads_of_keys_are_copied_no_more_than_it_takes(kv_heads, ranks, times):
 def test_parts_of_attention_put_together_are_attention_with_its_gradients():
     """Two blocks of keys; the later one is seen by the later queries only."""
     import torch
-
-    from workloads.common.context import attend_part, delta_of, part_gradients
-    from workloads.common.transformer import attend
-    from workloads.context_parallel_ring import merged
+    from tracekit.workloads.common.context import attend_part, delta_of, part_gradients
+    from tracekit.workloads.common.transformer import attend
+    from tracekit.workloads.context_parallel_ring import merged
 
     torch.manual_seed(0)
     q, (k, v) = torch.randn(2, 4, 10, 8, requires_grad=True), torch.randn(2, 2, 2, 10, 8).unbind()

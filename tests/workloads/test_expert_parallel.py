@@ -66,7 +66,7 @@ def test_one_rank_of_many(tmp_path):
     ],
 )
 def test_what_cannot_be_is_told(figures, ranks, sentence):
-    from workloads.common.experts import Routing
+    from tracekit.workloads.common.experts import Routing
 
     with pytest.raises(UsageError, match=sentence):
         Routing(**figures).check(ranks)
@@ -75,8 +75,7 @@ def test_what_cannot_be_is_told(figures, ranks, sentence):
 def test_first_choices_go_first_where_room_is_short():
     """4 tokens, 2 choices, 3 experts with room for 2 each: token 3's first choice of expert 0 goes before token 0's second."""
     import torch
-
-    from workloads.common.experts import Plan, Routing
+    from tracekit.workloads.common.experts import Plan, Routing
 
     first, second = [1, 0, 2, 0], [0, 1, 1, 2]
     plan = Plan.of(torch.tensor([first, second]), Routing(3, 2, capacity_factor=0.75))
@@ -92,9 +91,8 @@ def test_first_choices_go_first_where_room_is_short():
 def test_a_mixture_is_the_weighted_sum_of_the_chosen_experts(padding):
     """Tokens whose choices are all dropped get zeros."""
     import torch
-
-    from workloads.common.experts import MoE, Routing
-    from workloads.common.transformer import Shape, initialize
+    from tracekit.workloads.common.experts import MoE, Routing
+    from tracekit.workloads.common.transformer import Shape, initialize
 
     shape = Shape(hidden=8, heads=2, kv_heads=2, ffn=16)
     layer = MoE(shape, Routing(4, 2, capacity_factor=0.75, padding=padding))

@@ -83,7 +83,7 @@ def test_under_fp16_all_stages_skip_a_step_together(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_schedule_cannot_run_is_refused(workload: str, arguments: list[str], problem: str) -> None:
-    module = importlib.import_module(f"workloads.{workload}")
+    module = importlib.import_module(f"tracekit.workloads.{workload}")
     job, options = job_of(module, arguments)
     with pytest.raises(UsageError, match=problem):
         module.expected(job, options)
@@ -96,7 +96,7 @@ def test_a_refusal_is_one_line(tmp_path: Path) -> None:
 
 
 def test_stages_run_round_and_round_or_as_a_v() -> None:
-    from workloads import pipeline_interleaved as workload
+    from tracekit.workloads import pipeline_interleaved as workload
 
     job, options = job_of(workload, ["--nproc", "4", "--layers", "8"])
     loop = workload.plan(job, options)

@@ -45,16 +45,16 @@ def command(context: click.Context, workload: str | None, arguments: tuple[str, 
     if name not in _workloads():
         raise UsageError(f"there is no workload {workload!r}", f"there are {', '.join(_workloads())}")
     _need_torch()
-    launch = importlib.import_module("workloads.common.launch")
+    launch = importlib.import_module("tracekit.workloads.common.launch")
     output = _output(arguments)
-    launch.launch(f"workloads.{name}", arguments if output else (*arguments, "-o", f"traces/{name}"))
+    launch.launch(f"tracekit.workloads.{name}", arguments if output else (*arguments, "-o", f"traces/{name}"))
     _tell(Path(output or f"traces/{name}"))
 
 
 def _workloads() -> dict[str, str]:
-    if importlib.util.find_spec("workloads") is None:
+    if importlib.util.find_spec("tracekit.workloads") is None:
         raise UsageError("the workloads are not installed with this tracekit", "install it from its repository or a wheel")
-    found: dict[str, str] = importlib.import_module("workloads.common.settings").available()
+    found: dict[str, str] = importlib.import_module("tracekit.workloads.common.settings").available()
     return found
 
 

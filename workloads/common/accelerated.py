@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from tracekit.errors import UsageError
-from workloads.common.job import Job
-from workloads.common.transformer import loss_of
+
+from .job import Job
+from .transformer import loss_of
 
 
 def library() -> Any:

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 
 from tracekit.errors import UsageError
 from tracekit.manifest import Expected
-from workloads.common import gradients, loop
-from workloads.common.job import Job, Training
-from workloads.common.reference import adam
-from workloads.common.transformer import Attention, Embedding, Transformer, initialize
+
+from . import gradients, loop
+from .job import Job, Training
+from .reference import adam
+from .transformer import Attention, Embedding, Transformer, initialize
 
 #: Attention over a group: queries [B, A, T, D], keys and values [B, G, T, D], the group -> the heads' outputs [B, A, T, D].
 Mix = Callable[[Tensor, Tensor, Tensor, dist.ProcessGroup], Tensor]

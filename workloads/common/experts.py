@@ -25,7 +25,8 @@ from torch import Tensor, nn
 
 from tracekit.errors import UsageError
 from tracekit.manifest import Expected, ExpertLoad
-from workloads.common.transformer import Mlp, Shape
+
+from .transformer import Mlp, Shape
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ from torch import nn
 
 from tracekit.errors import UsageError
 from tracekit.manifest import Expected
-from workloads.common.buckets import bucketed
-from workloads.common.job import DATA_AXES, Job
+
+from .buckets import bucketed
+from .job import DATA_AXES, Job
 
 #: Largest bucket in MiB.
 CAP_MB = 25

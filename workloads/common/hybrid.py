@@ -24,12 +24,13 @@ from torch.distributed.fsdp import fully_shard
 
 from tracekit.errors import UsageError
 from tracekit.manifest import Expected
-from workloads.common import context, pipeline, sharding, tensor
-from workloads.common.experts import MoE, Routing, mixture
-from workloads.common.job import Job, Training
-from workloads.common.settings import option
-from workloads.common.transformer import Mlp, Shape, Transformer
-from workloads.context_parallel_allgather import GatheredAttention
+
+from ..context_parallel_allgather import GatheredAttention
+from . import context, pipeline, sharding, tensor
+from .experts import MoE, Routing, mixture
+from .job import Job, Training
+from .settings import option
+from .transformer import Mlp, Shape, Transformer
 
 AXES = ("pp", "dp_replicate", "ep", "dp_shard", "cp", "tp")
 #: Axes over which ranks work on different samples.

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from tracekit.errors import UsageError
-from workloads.common.settings import Settings
-from workloads.common.transformer import Shape
+
+from .settings import Settings
+from .transformer import Shape
 
 #: Axes over which ranks work on different samples. For all but the experts' weights, ``ep`` is one of them.
 DATA_AXES = ("dp_replicate", "dp_shard", "ep")

@@ -25,7 +25,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from tracekit.errors import TracekitError, UsageError
-from workloads.common.settings import mesh_sizes, parse
+
+from .settings import mesh_sizes, parse
 
 #: Seconds that the other ranks get after one has died.
 GRACE_S = 20.0
@@ -63,7 +64,7 @@ def launch(name: str, arguments: Sequence[str], *, quiet: bool = False) -> int:
     goes to standard error.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["workloads.common.loop", name])
+    context.set_forkserver_preload(["tracekit.workloads.common.loop", name])
     with tempfile.TemporaryDirectory(prefix="tracekit-") as folder, _no_main():
         world = _plan(context, name, arguments, folder)
         where = f"tcp://127.0.0.1:{_free_port()}"
@@ -129,7 +130,7 @@ def _rank(name: str, arguments: list[str], rank: int, world: int, where: str, fo
     os.dup2(log, 1)
     os.dup2(log, 2)
     try:
-        from workloads.common.loop import run
+        from .loop import run
 
         run(importlib.import_module(name), arguments, rank, world, where)
     except BaseException as error:  # noqa: BLE001 - whatever ended the rank is told by the launcher

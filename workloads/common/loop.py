@@ -30,10 +30,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from tracekit.errors import TracekitError, UsageError
 from tracekit.manifest import Batch, Precision
 from tracekit.recorder.record import record
-from workloads.common import launch, reference
-from workloads.common.job import DATA_AXES, Job, Training
-from workloads.common.settings import Settings, defaults, mesh_sizes, parse
-from workloads.common.transformer import Shape, loss_of
+
+from . import launch, reference
+from .job import DATA_AXES, Job, Training
+from .settings import Settings, defaults, mesh_sizes, parse
+from .transformer import Shape, loss_of
 
 #: Largest difference of a parameter from the reference after one step, in units of the learning rate.
 TOLERANCE = 0.02
@@ -102,7 +103,7 @@ def check_precision(job: Job) -> None:
         return
     if job.device.type != "cuda" or torch.cuda.get_device_capability(job.device) < (8, 9):
         raise UsageError("--precision fp8 needs a GPU of compute capability 8.9 or newer (H100, L40S)", "use bf16")
-    from workloads.common import float8
+    from . import float8
 
     float8.require()
 

@@ -28,10 +28,11 @@ from torch.distributed.pipelining import (
 
 from tracekit.errors import UsageError
 from tracekit.manifest import Expected
-from workloads.common import float8
-from workloads.common.job import Job, Training
-from workloads.common.reference import adam
-from workloads.common.transformer import Mlp, Shape, Transformer, initialize, loss_of
+
+from . import float8
+from .job import Job, Training
+from .reference import adam
+from .transformer import Mlp, Shape, Transformer, initialize, loss_of
 
 AXIS = "pp"
 #: One stage a rank.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from workloads.common.transformer import Mlp, Shape, Transformer, initialize, loss_of
+from .transformer import Mlp, Shape, Transformer, initialize, loss_of
 
 
 def batch_of(shape: Shape, samples: int, seed: int, step: int) -> tuple[Tensor, Tensor]:

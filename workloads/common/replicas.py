@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from workloads.common.job import Job
+from .job import Job
 
 
 def replicate(job: Job, model: nn.Module, axis: str, **options: Any) -> DistributedDataParallel:

@@ -152,7 +152,7 @@ def available() -> dict[str, str]:
     """Workload -> first sentence of its docstring, in alphabetical order, without importing any of them."""
     import ast
 
-    spec = importlib.util.find_spec("workloads")
+    spec = importlib.util.find_spec("tracekit.workloads")
     folders = list(spec.submodule_search_locations or []) if spec is not None else []
     result = {}
     for folder in folders:

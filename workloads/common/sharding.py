@@ -14,8 +14,9 @@ from torch.distributed.tensor import DTensor
 
 from tracekit.errors import UsageError
 from tracekit.manifest import Expected, Precision
-from workloads.common.job import Job
-from workloads.common.transformer import Transformer
+
+from .job import Job
+from .transformer import Transformer
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

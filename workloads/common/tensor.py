@@ -16,8 +16,9 @@ from torch.distributed.tensor.parallel import (
 
 from tracekit.errors import UsageError
 from tracekit.manifest import Expected
-from workloads.common.job import Job
-from workloads.common.transformer import Mlp, Transformer
+
+from .job import Job
+from .transformer import Mlp, Transformer
 
 
 def check(job: Job) -> None:

@@ -12,8 +12,9 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 from tracekit.errors import UsageError
 from tracekit.manifest import Expected
-from workloads.common import loop
-from workloads.common.job import Job
+
+from . import loop
+from .job import Job
 
 #: Both have a new name since torch 2.13, the old one warns.
 reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
