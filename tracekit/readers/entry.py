@@ -15,9 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from numba import njit
-
-from tracekit.compiled import KEPT
+from tracekit.compiled import KEPT, Native, jit
 from tracekit.readers import keys, lex, numbers, pool, scan
 from tracekit.readers.lex import COMPILED
 
@@ -67,25 +65,25 @@ def _entries(digest: int, cache: bool) -> Compiled:
     n = "int64"
     options = {**COMPILED, "cache": cache}
 
-    @njit(f"UniTuple({n}, 2)({n}, {n}, {n}, {n})", **options)
-    def scan_events(text, position, end, control):  # type: ignore[no-untyped-def]
+    @jit(f"UniTuple({n}, 2)({n}, {n}, {n}, {n})", **options)
+    def scan_events(text: Native, position: Native, end: Native, control: Native) -> Native:
         return (digest, digest) if end < 0 else scan.scan_events(text, position, end, control)
 
-    @njit(f"{n}({n}, {n}, {n})", **options)
-    def find_events(text, start, end):  # type: ignore[no-untyped-def]
+    @jit(f"{n}({n}, {n}, {n})", **options)
+    def find_events(text: Native, start: Native, end: Native) -> Native:
         return digest if end < 0 else scan.find_events(text, start, end)
 
-    @njit(f"{n}({n}, {n}, {n}, {n}, {n})", **options)
-    def intern(text, start, length, kind, block):  # type: ignore[no-untyped-def]
+    @jit(f"{n}({n}, {n}, {n}, {n}, {n})", **options)
+    def intern(text: Native, start: Native, length: Native, kind: Native, block: Native) -> Native:
         return digest if length < 0 else pool.intern(text, start, length, kind, block)
 
-    @njit(f"{n}({n})", **options)
-    def rehash(block):  # type: ignore[no-untyped-def]
+    @jit(f"{n}({n})", **options)
+    def rehash(block: Native) -> Native:
         pool.rehash(block)
         return digest
 
-    @njit(f"{n}({n})", **options)
-    def rehash_lanes(control):  # type: ignore[no-untyped-def]
+    @jit(f"{n}({n})", **options)
+    def rehash_lanes(control: Native) -> Native:
         scan.rehash_lanes(control)
         return digest
 

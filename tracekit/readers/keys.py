@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from tracekit.compiled import Native, jit
 from tracekit.readers.lex import COMPILED, INLINE, PAD, load64, load_int64
 from tracekit.readers.pool import first_bytes, same_bytes
 from tracekit.trace.events import SIDE_COLUMNS
@@ -46,14 +46,14 @@ _LONGEST = 64
 _M1, _M2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 
 
-@njit(**INLINE)
-def _slot_of(head, tail, length):  # type: ignore[no-untyped-def]
+@jit(**INLINE)
+def _slot_of(head: Native, tail: Native, length: Native) -> Native:
     mixed = head * _M1 ^ tail * _M2 ^ np.uint64(length) << np.uint64(55)
     return np.int64((mixed ^ mixed >> np.uint64(31)) & np.uint64(KEY_SLOTS - 1))
 
 
-@njit(**COMPILED)
-def find_key(text, start, length, table):  # type: ignore[no-untyped-def]
+@jit(**COMPILED)
+def find_key(text: Native, start: Native, length: Native, table: Native) -> Native:
     """Number of the key ``text[start:start + length]`` in the table at an address; -1 for one that is not wanted."""
     head = load64(text, start)
     if length < 8:

@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
 from tracekit import compiled
+from tracekit.compiled import Native, jit
 
 #: Zero bytes that must follow the text of a buffer.
 PAD = 128
@@ -148,8 +149,8 @@ lowest_bit: Any = _bit_finder(types.uint32)
 lowest_bit64: Any = _bit_finder(types.uint64)
 
 
-@njit(**INLINE)
-def skip_space(text, i, end):  # type: ignore[no-untyped-def]
+@jit(**INLINE)
+def skip_space(text: Native, i: Native, end: Native) -> Native:
     """Offset of the first byte above 0x20 at or after ``i``; ``end`` when there is none."""
     if i < end:
         if load8(text, i) > 32:
@@ -159,8 +160,8 @@ def skip_space(text, i, end):  # type: ignore[no-untyped-def]
     return skip_blocks_of_space(text, i, end)
 
 
-@njit(**COMPILED)
-def skip_blocks_of_space(text, i, end):  # type: ignore[no-untyped-def]
+@jit(**COMPILED)
+def skip_blocks_of_space(text: Native, i: Native, end: Native) -> Native:
     """``skip_space`` for indentation, 32 bytes at once."""
     while i < end:
         solid = solid32(text, i)
@@ -171,8 +172,8 @@ def skip_blocks_of_space(text, i, end):  # type: ignore[no-untyped-def]
     return end
 
 
-@njit(**COMPILED)
-def end_of_string(text, i, end):  # type: ignore[no-untyped-def]
+@jit(**COMPILED)
+def end_of_string(text: Native, i: Native, end: Native) -> Native:
     """From behind an opening quote to its closing quote: (offset, 1 if there were escapes); offset ``end`` when it is not there."""
     escaped = 0
     while i < end:
@@ -190,8 +191,8 @@ def end_of_string(text, i, end):  # type: ignore[no-untyped-def]
     return end, escaped
 
 
-@njit(**COMPILED)
-def end_of_value(text, i, end):  # type: ignore[no-untyped-def]
+@jit(**COMPILED)
+def end_of_value(text: Native, i: Native, end: Native) -> Native:
     """Offset behind the value that starts at ``i``; ``end`` when the value may go on after the buffer."""
     first = load8(text, i)
     if first == QUOTE:
@@ -208,8 +209,8 @@ def end_of_value(text, i, end):  # type: ignore[no-untyped-def]
     return end
 
 
-@njit(**COMPILED)
-def _end_of_nested(text, i, end):  # type: ignore[no-untyped-def]
+@jit(**COMPILED)
+def _end_of_nested(text: Native, i: Native, end: Native) -> Native:
     """``end_of_value`` for a list or an object: counts brackets, whatever their kind, outside of strings."""
     depth = 0
     while i < end:

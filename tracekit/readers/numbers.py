@@ -8,8 +8,8 @@ of a load begin at ``end`` or one behind it at the latest, because a run of digi
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from tracekit.compiled import Native, jit
 from tracekit.readers.lex import (
     CLOSE_LIST,
     CLOSE_OBJECT,
@@ -34,8 +34,8 @@ _NO_LIMIT, _NO_OVERFLOW = np.int64(1 << 40), np.int64(0)  # not plain ints: see 
 _LAST_TENTH = np.uint64(1844674407370955161)  # (2**64 - 1) // 10
 
 
-@njit(**COMPILED)
-def leading_digits(word):  # type: ignore[no-untyped-def]
+@jit(**COMPILED)
+def leading_digits(word: Native) -> Native:
     """How many of eight bytes (the first in the lowest bits) are digits before the first that is none, and their value.
 
     A byte's distance from '0' plus 0x76 sets its top bit when the distance is above 9. The sum of a byte above 0x89 carries into the byte
@@ -53,8 +53,8 @@ def leading_digits(word):  # type: ignore[no-untyped-def]
     return count, ((fours & np.uint64(0x0000FFFF0000FFFF)) * np.uint64(10000 * 2**32 + 1)) >> np.uint64(32)
 
 
-@njit(**COMPILED)
-def number(text, i, end, scale):  # type: ignore[no-untyped-def]
+@jit(**COMPILED)
+def number(text: Native, i: Native, end: Native, scale: Native) -> Native:
     """A decimal number, bare or in quotes, times 10**scale as an exact integer: (value, offset behind it, 1 if it is a number).
 
     Digits beyond the scale round half away from zero. scale 0: up to 64 bits without sign, as the bits of an int64; otherwise the result
@@ -92,8 +92,8 @@ def number(text, i, end, scale):  # type: ignore[no-untyped-def]
     return (-result if negative else result), i, 1
 
 
-@njit(**COMPILED)
-def number_by_digit(text, i, end, scale):  # type: ignore[no-untyped-def]
+@jit(**COMPILED)
+def number_by_digit(text: Native, i: Native, end: Native, scale: Native) -> Native:
     """``number``, whatever the text."""
     begin = i
     quoted = load8(text, i) == QUOTE
@@ -139,8 +139,8 @@ def number_by_digit(text, i, end, scale):  # type: ignore[no-untyped-def]
     return (-result if negative else result), i, (1 if valid else 0)
 
 
-@njit(**COMPILED)
-def _digits(text, i, value, limit, used):  # type: ignore[no-untyped-def]
+@jit(**COMPILED)
+def _digits(text: Native, i: Native, value: Native, limit: Native, used: Native) -> Native:
     """Append decimal digits to ``value``, at most ``limit``: (value, offset, digits seen, first digit beyond the limit, overflow)."""
     seen = 0
     beyond = np.int64(0)
@@ -159,8 +159,8 @@ def _digits(text, i, value, limit, used):  # type: ignore[no-untyped-def]
         i += 1
 
 
-@njit(**COMPILED)
-def _with_exponent(text, i, scale):  # type: ignore[no-untyped-def]
+@jit(**COMPILED)
+def _with_exponent(text: Native, i: Native, scale: Native) -> Native:
     """The number at ``i`` (no sign) again, with its exponent: (value, offset, powers of ten to multiply by, rounding digit, overflow).
 
     Exact for mantissas of up to 18 digits; digits behind them count as zeros.

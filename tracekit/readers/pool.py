@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from tracekit.compiled import Native, jit
 from tracekit.readers.lex import COMPILED, INLINE, PAD, load64, load_int64, store64, store_int64
 
 #: Kinds of entries: text without escapes, text with escapes, the raw text of a value that is not a string.
@@ -27,20 +27,20 @@ _WORD, _SLOT, _ENTRY = 8, 32, 16
 _M1, _M2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 
 
-@njit(**INLINE)
-def first_bytes(word, count):  # type: ignore[no-untyped-def]
+@jit(**INLINE)
+def first_bytes(word: Native, count: Native) -> Native:
     """The word with all but its first ``count`` (0 to 7) bytes cleared."""
     return word & ((np.uint64(1) << np.uint64(8 * count)) - np.uint64(1))
 
 
-@njit(**INLINE)
-def _mixed(h, word):  # type: ignore[no-untyped-def]
+@jit(**INLINE)
+def _mixed(h: Native, word: Native) -> Native:
     h = (h ^ word) * _M1
     return h ^ (h >> np.uint64(32))
 
 
-@njit(**COMPILED)
-def hash_bytes(text, i, length, mark):  # type: ignore[no-untyped-def]
+@jit(**COMPILED)
+def hash_bytes(text: Native, i: Native, length: Native, mark: Native) -> Native:
     """64-bit hash of ``length`` bytes and the mark; reads whole words, so up to 7 bytes behind them (inside the padding)."""
     h = np.uint64(mark) * _M2
     while length >= 8:
@@ -53,8 +53,8 @@ def hash_bytes(text, i, length, mark):  # type: ignore[no-untyped-def]
     return h ^ (h >> np.uint64(29))
 
 
-@njit(**COMPILED)
-def same_bytes(one, i, other, j, length):  # type: ignore[no-untyped-def]
+@jit(**COMPILED)
+def same_bytes(one: Native, i: Native, other: Native, j: Native, length: Native) -> Native:
     """Whether two runs of bytes are equal; reads as ``hash_bytes`` does."""
     while length >= 8:
         if load64(one, i) != load64(other, j):
@@ -65,8 +65,8 @@ def same_bytes(one, i, other, j, length):  # type: ignore[no-untyped-def]
     return length == 0 or first_bytes(load64(one, i) ^ load64(other, j), length) == np.uint64(0)
 
 
-@njit(**COMPILED)
-def intern(text, start, length, kind, pool):  # type: ignore[no-untyped-def]
+@jit(**COMPILED)
+def intern(text: Native, start: Native, length: Native, kind: Native, pool: Native) -> Native:
     """Code of a string, new or known; -1 when the pool must grow first. ``pool``: address of its control block."""
     mark = 4 * length + kind
     h = hash_bytes(text, start, length, mark)
@@ -85,8 +85,8 @@ def intern(text, start, length, kind, pool):  # type: ignore[no-untyped-def]
         place = (place + 1) & mask
 
 
-@njit(**COMPILED)
-def _added(text, start, length, mark, h, slot, pool):  # type: ignore[no-untyped-def]
+@jit(**COMPILED)
+def _added(text: Native, start: Native, length: Native, mark: Native, h: Native, slot: Native, pool: Native) -> Native:
     """Code of a string that is put into a free slot; -1 when there is no room."""
     code = load_int64(pool, _WORD * COUNT)
     offset = load_int64(pool, _WORD * USED)
@@ -104,16 +104,16 @@ def _added(text, start, length, mark, h, slot, pool):  # type: ignore[no-untyped
     return code
 
 
-@njit(**COMPILED)
-def _fill(slot, h, code, offset, mark):  # type: ignore[no-untyped-def]
+@jit(**COMPILED)
+def _fill(slot: Native, h: Native, code: Native, offset: Native, mark: Native) -> Native:
     store64(slot, 0, h)
     store_int64(slot, _WORD, code)
     store_int64(slot, 2 * _WORD, offset)
     store_int64(slot, 3 * _WORD, mark)
 
 
-@njit(**COMPILED)
-def rehash(pool):  # type: ignore[no-untyped-def]
+@jit(**COMPILED)
+def rehash(pool: Native) -> Native:
     """Enter all strings of a pool into its new, empty table."""
     mask = load_int64(pool, _WORD * MASK)
     for code in range(load_int64(pool, _WORD * COUNT)):

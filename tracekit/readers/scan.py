@@ -15,8 +15,8 @@ all arrays. A lane is below LANE_CAPACITY, its place below the size of the lane 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from tracekit.compiled import Native, jit
 from tracekit.readers.keys import (
     ARGS,
     CAT,
@@ -100,8 +100,8 @@ _FULL = -1  # in place of an offset: the pool must grow
 _S, _T, _F, _M = (ord(c) for c in "stfM")
 
 
-@njit(**COMPILED)
-def scan_events(text, position, end, control):  # type: ignore[no-untyped-def]
+@jit(**COMPILED)
+def scan_events(text: Native, position: Native, end: Native, control: Native) -> Native:
     """Read the complete events of ``text[position:end]``; returns (why it stopped, where). ``position``: an event, or what is before one.
 
     An event that is not complete, or that did not fit, has left nothing behind but strings in the pool.
@@ -144,8 +144,8 @@ def scan_events(text, position, end, control):  # type: ignore[no-untyped-def]
         separated = False
 
 
-@njit(**COMPILED)
-def _read_event(text, i, end, row, control):  # type: ignore[no-untyped-def]
+@jit(**COMPILED)
+def _read_event(text: Native, i: Native, end: Native, row: Native, control: Native) -> Native:
     """Gather the event whose ``{`` is before ``i``: (_COMPLETE or why not, offset behind it)."""
     record = word(control, RECORD_AT)
     _clear(record)
@@ -197,8 +197,8 @@ def _read_event(text, i, end, row, control):  # type: ignore[no-untyped-def]
             return MORE, i
 
 
-@njit(**INLINE)
-def _clear(record):  # type: ignore[no-untyped-def]
+@jit(**INLINE)
+def _clear(record: Native) -> Native:
     put(record, TS, NULL)
     put(record, DUR, NULL)
     put(record, PID, NULL)
@@ -216,8 +216,8 @@ def _clear(record):  # type: ignore[no-untyped-def]
     put(record, _BAD, 0)
 
 
-@njit(**INLINE)
-def _mark(record, n):  # type: ignore[no-untyped-def]
+@jit(**INLINE)
+def _mark(record: Native, n: Native) -> Native:
     """Note that word ``n`` is set, and whether it was before."""
     seen = word(record, _SEEN)
     bit = np.int64(1) << n
@@ -225,8 +225,8 @@ def _mark(record, n):  # type: ignore[no-untyped-def]
     put(record, _SEEN, seen | bit)
 
 
-@njit(**COMPILED)
-def _read_top(text, i, end, key, record, pool):  # type: ignore[no-untyped-def]
+@jit(**COMPILED)
+def _read_top(text: Native, i: Native, end: Native, key: Native, record: Native, pool: Native) -> Native:
     """The value of one of TOP_KEYS goes to the record; returns the offset behind it, or _FULL."""
     _mark(record, key)
     if key == TS or key == DUR:
@@ -248,8 +248,8 @@ def _read_top(text, i, end, key, record, pool):  # type: ignore[no-untyped-def]
     return i
 
 
-@njit(**COMPILED)
-def _one_letter(text, i, end):  # type: ignore[no-untyped-def]
+@jit(**COMPILED)
+def _one_letter(text: Native, i: Native, end: Native) -> Native:
     """(the one ASCII character of a string, or 0, offset behind the value)."""
     letter = np.int64(load8(text, i + 1))
     behind = end_of_value(text, i, end)
@@ -258,8 +258,8 @@ def _one_letter(text, i, end):  # type: ignore[no-untyped-def]
     return np.int64(0), behind
 
 
-@njit(**COMPILED)
-def _place(text, i, end, pool):  # type: ignore[no-untyped-def]
+@jit(**COMPILED)
+def _place(text: Native, i: Native, end: Native, pool: Native) -> Native:
     """(pid or tid, offset behind it or _FULL): the number, also of a number in quotes; TEXT_KEY + code of anything else."""
     value, behind, valid = number(text, i, end, _WHOLE)
     if valid and value < TEXT_KEY and value > -TEXT_KEY:
@@ -270,8 +270,8 @@ def _place(text, i, end, pool):  # type: ignore[no-untyped-def]
     return TEXT_KEY + code, behind
 
 
-@njit(**COMPILED)
-def _text_code(text, i, end, pool, as_json):  # type: ignore[no-untyped-def]
+@jit(**COMPILED)
+def _text_code(text: Native, i: Native, end: Native, pool: Native, as_json: Native) -> Native:
     """(code of the value, offset behind it or _FULL): of a string's content; of the raw text of anything else, and with ``as_json``."""
     if load8(text, i) == QUOTE and not as_json:
         start = i + 1
@@ -289,8 +289,8 @@ def _text_code(text, i, end, pool, as_json):  # type: ignore[no-untyped-def]
     return code, (behind if code >= 0 else np.int64(_FULL))
 
 
-@njit(**COMPILED)
-def _read_argument(text, i, end, key, row, control):  # type: ignore[no-untyped-def]
+@jit(**COMPILED)
+def _read_argument(text: Native, i: Native, end: Native, key: Native, row: Native, control: Native) -> Native:
     """The value of a wanted argument goes to the record or to a side table; returns the offset behind it, or _FULL."""
     target = word(control, TARGETS) + 32 * key
     how = word(target, 0)
@@ -315,8 +315,8 @@ def _read_argument(text, i, end, key, row, control):  # type: ignore[no-untyped-
     return i
 
 
-@njit(**COMPILED)
-def _side_row(control, table, row):  # type: ignore[no-untyped-def]
+@jit(**COMPILED)
+def _side_row(control: Native, table: Native, row: Native) -> Native:
     """The row of a side table that belongs to the event: its last one, or a new one with nothing in it."""
     capacity = word(control, CAPACITY)
     used = word(word(control, SIDE_USED), table)
@@ -331,8 +331,8 @@ def _side_row(control, table, row):  # type: ignore[no-untyped-def]
     return used
 
 
-@njit(**COMPILED)
-def _drop_side_rows(control, row):  # type: ignore[no-untyped-def]
+@jit(**COMPILED)
+def _drop_side_rows(control: Native, row: Native) -> Native:
     """Take back the side rows of an event that does not become a row."""
     capacity = word(control, CAPACITY)
     counts = word(control, SIDE_USED)
@@ -342,8 +342,8 @@ def _drop_side_rows(control, row):  # type: ignore[no-untyped-def]
             put(counts, table, used - 1)
 
 
-@njit(**COMPILED)
-def _commit(control, record, row):  # type: ignore[no-untyped-def]
+@jit(**COMPILED)
+def _commit(control: Native, record: Native, row: Native) -> Native:
     """Write the record as a row; False when there is no room for its lane."""
     lane = find_lane(control, word(record, PID), word(record, TID))
     if lane < 0:
@@ -369,13 +369,13 @@ def _commit(control, record, row):  # type: ignore[no-untyped-def]
     return True
 
 
-@njit(**INLINE)
-def _narrowed(value):  # type: ignore[no-untyped-def]
+@jit(**INLINE)
+def _narrowed(value: Native) -> Native:
     return np.int32(value) if value > -(1 << 31) and value < (1 << 31) else np.int32(NULL32)
 
 
-@njit(**INLINE)
-def _category(control, record):  # type: ignore[no-untyped-def]
+@jit(**INLINE)
+def _category(control: Native, record: Native) -> Native:
     code = word(record, CAT)
     if word(record, PH) == _M:
         return np.int64(_METADATA)
@@ -384,8 +384,8 @@ def _category(control, record):  # type: ignore[no-untyped-def]
     return word(word(control, CATEGORIES), code) if code < _CATEGORIES_KNOWN else np.int64(_OTHER)
 
 
-@njit(**COMPILED)
-def find_lane(control, pid, tid):  # type: ignore[no-untyped-def]
+@jit(**COMPILED)
+def find_lane(control: Native, pid: Native, tid: Native) -> Native:
     """Number of the lane (pid, tid), new or known; -1 when there is no room for another. Events mostly are on the lane of the last one."""
     keys = word(control, LANE_KEYS)
     count = word(control, LANES)
@@ -413,8 +413,8 @@ def find_lane(control, pid, tid):  # type: ignore[no-untyped-def]
     return count
 
 
-@njit(**COMPILED)
-def rehash_lanes(control):  # type: ignore[no-untyped-def]
+@jit(**COMPILED)
+def rehash_lanes(control: Native) -> Native:
     """Enter the lanes that there are into a new, empty table."""
     count = word(control, LANES)
     keys = word(control, LANE_KEYS)
@@ -424,8 +424,8 @@ def rehash_lanes(control):  # type: ignore[no-untyped-def]
         find_lane(control, word(keys, 2 * lane), word(keys, 2 * lane + 1))
 
 
-@njit(**COMPILED)
-def find_events(text, start, end):  # type: ignore[no-untyped-def]
+@jit(**COMPILED)
+def find_events(text: Native, start: Native, end: Native) -> Native:
     """Offset behind the ``[`` of the top level's traceEvents, or of a top-level list; -1: not yet, -2: not this way."""
     i = skip_space(text, start, end)
     if i >= end:
@@ -454,8 +454,8 @@ def find_events(text, start, end):  # type: ignore[no-untyped-def]
             return -1
 
 
-@njit(**COMPILED)
-def _is_trace_events(text, i):  # type: ignore[no-untyped-def]
+@jit(**COMPILED)
+def _is_trace_events(text: Native, i: Native) -> Native:
     same = True
     for k, c in enumerate((116, 114, 97, 99, 101, 69, 118, 101, 110, 116, 115)):
         same &= load8(text, i + k) == c

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
-from tracekit.compiled import COMPILED
+from tracekit.compiled import COMPILED, jit
 from tracekit.trace.events import Int64Array
 
 
-@njit(**COMPILED)  # type: ignore[untyped-decorator]
+@jit(**COMPILED)
 def innermost(
     outer_lane: Int64Array,
     outer_start: Int64Array,
