@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 
-from tracekit.manifest import CATEGORIES
 from tracekit.memory.attribution import Attributed, attribute_trace
 from tracekit.memory.timeline import logs_of
 from tracekit.readers.kineto import read_trace
@@ -24,6 +23,7 @@ from tracekit.readers.manifest import read_manifest
 from tracekit.readers.sources import find_sources
 from tracekit.trace.steps import find_phases, find_steps
 from tracekit.units import format_bytes
+from tracekit.vocabulary import CATEGORIES
 
 UNSEEN = "(not in the trace)"
 

@@ -17,21 +17,6 @@ SUFFIX = ".manifest.json"
 #: A manifest of a large model is a few MB; what is larger than this was not written by the recorder.
 MOST_BYTES = 512 * 2**20
 
-#: Owners of memory: the categories of the JSON of ``tracekit analyze``.
-CATEGORIES = (
-    "parameters",
-    "gradients",
-    "optimizer_state",
-    "gathered_parameters",
-    "unsharded_gradients",
-    "communication_buffers",
-    "activations",
-    "inputs",
-    "temporaries",
-    "before_recording",
-    "unattributed",
-)
-
 
 class Axis(msgspec.Struct, frozen=True):
     """One axis of the device mesh, slowest varying first in ``Manifest.mesh``."""

@@ -42,7 +42,21 @@ def format_bytes(size: int | float) -> str:
     return f"{size:.0f} B"
 
 
+#: Characters of a name of the trace within a sentence.
+LONGEST_NAME = 60
+
+
 def listed(items: Sequence[object], limit: int = 6) -> str:
     """The first few for a reader, then how many there are (``0, 1, 2, ... (62 in all)``)."""
     text = ", ".join(str(item) for item in items[:limit])
     return f"{text}, ... ({len(items)} in all)" if len(items) > limit else text
+
+
+def shortened(name: str) -> str:
+    """A name that fits into a sentence."""
+    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 3] + "..."
+
+
+def plural(count: int, one: str, many: str = "") -> str:
+    """``1 rank``, ``3,200 ranks``."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracekit.collectives.kinds import (
-    KINDS,
     element_type,
     kernel_class,
     kind_of_annotation,
     kind_of_collective_name,
     kind_of_operator,
 )
+from tracekit.vocabulary import KINDS
 
 KERNELS = {
     # NCCL before 2.12, 2.12 to 2.18, since 2.19, in lower case, on symmetric memory

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.collectives.made import operation, table
-from tracekit.collectives.kinds import KINDS
-from tracekit.collectives.purpose import PURPOSES, purposes, role_of_axis
+from tracekit.collectives.purpose import purposes, role_of_axis
 from tracekit.units import NULL
+from tracekit.vocabulary import KINDS, PURPOSES
 
 BIG = 10**6
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracekit.collectives.cost import busbw_factor
-from tracekit.collectives.kinds import KINDS
 from tracekit.collectives.semantics import full_elements, kept_elements, sent_bytes
 from tracekit.units import NULL
+from tracekit.vocabulary import KINDS
 
 U = NULL  # not recorded
 

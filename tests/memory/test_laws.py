@@ -11,7 +11,6 @@ from tests import oracle
 from tests.memory.made import MemoryTrace, entry, segment, snapshot
 from tests.memory.test_registered import owners
 from tracekit.errors import InputError
-from tracekit.manifest import CATEGORIES
 from tracekit.memory.attribution import attribute_trace
 from tracekit.memory.peak import composition
 from tracekit.memory.summary import DeviceMemory, of_snapshot, of_trace
@@ -19,6 +18,7 @@ from tracekit.memory.timeline import logs_of
 from tracekit.readers.memory_snapshot import read_snapshot
 from tracekit.readers.sources import Source
 from tracekit.trace.steps import find_phases, find_steps
+from tracekit.vocabulary import CATEGORIES
 
 RANGES = (
     "forward", "backward", "Optimizer.step#A.step", "Optimizer.zero_grad#A.zero_grad", "FSDP::all_gather (l.0)",

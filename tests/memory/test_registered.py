@@ -5,12 +5,13 @@ import pytest
 from tests import oracle
 from tests.builder import BASE
 from tests.memory.made import MemoryTrace
-from tracekit.manifest import CATEGORIES, Owners
+from tracekit.manifest import Owners
 from tracekit.memory.attribution import attribute_trace
 from tracekit.memory.peak import composition, holdings
 from tracekit.memory.summary import of_trace
 from tracekit.memory.timeline import logs_of
 from tracekit.trace.steps import find_phases, find_steps
+from tracekit.vocabulary import CATEGORIES
 
 A, B = 0x1000, 0x2000
 

@@ -5,12 +5,12 @@ import pytest
 
 from tests import oracle
 from tests.memory.made import MemoryTrace
-from tracekit.manifest import CATEGORIES
 from tracekit.memory.attribution import attribute_trace
 from tracekit.memory.moments import Hint, hint_of, unit_of
 from tracekit.memory.peak import composition, holdings
 from tracekit.memory.timeline import logs_of
 from tracekit.trace.steps import find_phases, find_steps
+from tracekit.vocabulary import CATEGORIES
 
 A, B, C, D = 0x1000, 0x2000, 0x3000, 0x4000
 

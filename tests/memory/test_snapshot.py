@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.memory.made import entry, segment, snapshot
-from tracekit.manifest import CATEGORIES, Owners
+from tracekit.manifest import Owners
 from tracekit.memory.attribution import attribute_snapshot
 from tracekit.memory.fragmentation import of_history, pool_reserved
 from tracekit.memory.oom import out_of_memory
@@ -16,6 +16,7 @@ from tracekit.memory.summary import of_snapshot
 from tracekit.readers.memory_snapshot import read_snapshot
 from tracekit.readers.sources import Source
 from tracekit.units import NULL
+from tracekit.vocabulary import CATEGORIES
 
 A, B, C, D = 0x10000, 0x20000, 0x30000, 0x40000
 T = 1_700_000_000_000_000

@@ -11,13 +11,14 @@ from tests.workloads.recording import run  # noqa: E402
 from tracekit import record  # noqa: E402
 from tracekit.errors import UsageError  # noqa: E402
 from tracekit.job.load import LoadOptions, load_job  # noqa: E402
-from tracekit.manifest import CATEGORIES, decode  # noqa: E402
+from tracekit.manifest import decode  # noqa: E402
 from tracekit.readers.kineto import read_trace  # noqa: E402
 from tracekit.readers.sources import find_sources  # noqa: E402
 from tracekit.recorder import private  # noqa: E402
 from tracekit.recorder.meta import parameters_of_module  # noqa: E402
 from tracekit.recorder.units import plain_name, role_of, units  # noqa: E402
 from tracekit.trace.events import Category  # noqa: E402
+from tracekit.vocabulary import CATEGORIES  # noqa: E402
 
 NOISE = "ignore:.*(Profiler clears events|profiler).*:UserWarning"
 pytestmark = pytest.mark.filterwarnings(NOISE)

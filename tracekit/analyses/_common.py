@@ -162,8 +162,3 @@ def a_step(frame: pd.DataFrame) -> str:
 def text_of(tables: RankTables, code: int) -> str:
     """The string of a code; halves of surrogate pairs, which no text column can hold, become U+FFFD."""
     return tables.text(code).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-def plural(count: int, one: str, many: str = "") -> str:
-    """``1 rank``, ``3 ranks``."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"

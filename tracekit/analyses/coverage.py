@@ -18,12 +18,12 @@ import numpy as np
 import pandas as pd
 
 from tracekit.analyses import _thresholds as thresholds
-from tracekit.analyses._common import UNKNOWN_AXIS, plural
+from tracekit.analyses._common import UNKNOWN_AXIS
 from tracekit.findings import Finding, Section, Severity, Table
 from tracekit.job.model import Job
 from tracekit.schema import table
 from tracekit.trace.events import Coverage
-from tracekit.units import NULL, listed
+from tracekit.units import NULL, listed, plural
 
 ORDER = 90
 

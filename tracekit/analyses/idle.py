@@ -36,7 +36,6 @@ from tracekit.analyses._common import (
     a_step,
     mean_by_rank,
     measured,
-    plural,
     rank_labels,
     records,
     step_frame,
@@ -50,7 +49,7 @@ from tracekit.job.model import Job
 from tracekit.schema import table
 from tracekit.trace import intervals
 from tracekit.trace.events import Category, Int64Array, RankTables
-from tracekit.units import NS_PER_US, NULL, format_ns
+from tracekit.units import NS_PER_US, NULL, format_ns, plural
 
 ORDER = 25
 

@@ -17,13 +17,13 @@ import numpy as np
 import pandas as pd
 
 from tracekit.analyses import _thresholds as thresholds
-from tracekit.analyses._common import plural, text_of, us, us_column, whole
+from tracekit.analyses._common import text_of, us, us_column, whole
 from tracekit.findings import Finding, Section, Table
 from tracekit.job.activity import Activity, Work
 from tracekit.job.model import Job
 from tracekit.schema import table
 from tracekit.trace.events import Category, Int64Array
-from tracekit.units import NS_PER_US, format_ns
+from tracekit.units import NS_PER_US, format_ns, plural
 
 ORDER = 60
 

@@ -33,7 +33,6 @@ from tracekit.analyses._common import (
     axes,
     mean_by_rank,
     measured,
-    plural,
     rank_labels,
     records,
     step_frame,
@@ -47,7 +46,7 @@ from tracekit.job.model import Job
 from tracekit.schema import categorical, table
 from tracekit.trace import intervals
 from tracekit.trace.events import Int64Array
-from tracekit.units import NS_PER_US, NULL, format_ns
+from tracekit.units import NS_PER_US, NULL, format_ns, plural
 
 ORDER = 20
 

@@ -22,12 +22,12 @@ import numpy as np
 import pandas as pd
 
 from tracekit.analyses import _thresholds as thresholds
-from tracekit.analyses._common import UNKNOWN_AXIS, a_step, axes, codes, plural, rank_labels, step_times, us
+from tracekit.analyses._common import UNKNOWN_AXIS, a_step, axes, codes, rank_labels, step_times, us
 from tracekit.collectives.kinds import POINT_TO_POINT
 from tracekit.findings import Chart, Finding, Heatmap, Section, Severity, Table
 from tracekit.job.model import Job
 from tracekit.schema import categorical, table
-from tracekit.units import NS_PER_US, NULL, format_ns
+from tracekit.units import NS_PER_US, NULL, format_ns, plural
 
 ORDER = 50
 

@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from tracekit.collectives.kinds import KINDS, VAGUE
+from tracekit.collectives.kinds import VAGUE
 from tracekit.trace.events import BoolArray, Int8Array, Int32Array, Int64Array
 from tracekit.units import NULL
+from tracekit.vocabulary import KINDS
 
 
 @dataclass(frozen=True)

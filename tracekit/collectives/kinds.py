@@ -11,23 +11,6 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-#: Kinds of the contract, then two of ours: ``send_recv`` is a batch of point-to-point transfers, or a kernel of which it is not
-#: recorded whether it is that or an all-to-all; ``unknown`` is communication of a kind that is not recorded.
-KINDS = (
-    "broadcast",
-    "scatter",
-    "gather",
-    "reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_reduce",
-    "all_to_all",
-    "send",
-    "recv",
-    "barrier",
-    "send_recv",
-    "unknown",
-)
 POINT_TO_POINT = ("send", "recv", "send_recv")
 #: Kinds that say nothing against any other kind.
 VAGUE = ("send_recv", "unknown")

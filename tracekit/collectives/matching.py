@@ -22,10 +22,10 @@ import pandas as pd
 from tracekit import schema
 from tracekit.collectives import _order
 from tracekit.collectives._work import Work, distinct_of, extremes, numbered, place_among, work_of
-from tracekit.collectives.kinds import KINDS
 from tracekit.mesh.process_groups import ProcessGroups
 from tracekit.trace.events import Int32Array, Int64Array
 from tracekit.units import NULL, listed
+from tracekit.vocabulary import KINDS
 
 #: No more than this many sentences of one sort.
 _MOST_NOTES = 8

@@ -44,23 +44,8 @@ from tracekit.mesh.names import parts
 from tracekit.schema import categorical
 from tracekit.trace.events import BoolArray, Int64Array
 from tracekit.units import NULL
+from tracekit.vocabulary import PURPOSES, AxisRole
 
-PURPOSES = (
-    "parameter_gather",
-    "gradient_sync",
-    "gradient_scatter",
-    "parameter_sync",
-    "tensor_parallel",
-    "sequence_parallel",
-    "context_parallel",
-    "pipeline",
-    "expert_dispatch",
-    "expert_combine",
-    "loss",
-    "metrics",
-    "setup",
-    "unknown",
-)
 #: A scalar or a handful of them: a loss, a norm, a counter.
 TINY_BYTES = 64
 
@@ -71,7 +56,7 @@ _SHARDING = {"dp_shard", "fsdp", "efsdp", "shard", "zero", "dp_shard_mod_ep", "d
 _DATA = {"dp", "dp_replicate", "replicate", "ddp", "edp", "dp_mod_ep", "data", "batch"}
 
 
-def role_of_axis(axis: str) -> str:
+def role_of_axis(axis: str) -> AxisRole:
     """Role of an axis by its name; of a flattened one (``dp_shard_cp``) by its parts: sharding wins over data, and data over context
     and experts.
 
@@ -80,17 +65,20 @@ def role_of_axis(axis: str) -> str:
     base = re.sub(r"_l\d+$", "", axis)
     if base in ("", "world"):
         return "whole"
-    if base in ("loss", "embedding"):
-        return base
+    if base == "loss":
+        return "loss"
+    if base == "embedding":
+        return "embedding"
     names = {base} if base in _SHARDING | _DATA else set(parts(base))
-    for role, wanted, beside in (
-        ("tensor", _TENSOR, set[str]()),
+    roles: tuple[tuple[AxisRole, set[str], set[str]], ...] = (
+        ("tensor", _TENSOR, set()),
         ("context", _CONTEXT, set()),
         ("expert", _EXPERT, {"etp"}),
         ("pipeline", {"pp", "pipeline"}, set()),
         ("sharding", _SHARDING, _DATA | _CONTEXT | _EXPERT),
         ("data", _DATA, _CONTEXT | _EXPERT),
-    ):
+    )
+    for role, wanted, beside in roles:
         if names & wanted and names <= wanted | beside:
             return role
     return "mixed"

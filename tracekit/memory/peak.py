@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekit.manifest import CATEGORIES
 from tracekit.memory.attribution import Attributed
 from tracekit.memory.pieces import OLDER, UNKNOWN, Pieces
 from tracekit.trace.events import Int64Array
+from tracekit.vocabulary import CATEGORIES
 
 #: Lines of a list of owners; what is smaller is added up a category.
 MOST_HOLDINGS = 200

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekit.manifest import CATEGORIES
 from tracekit.memory.blocks import Blocks
 from tracekit.trace.events import BoolArray, Int8Array, Int32Array, Int64Array
+from tracekit.vocabulary import CATEGORIES
 
-CODE = {name: code for code, name in enumerate(CATEGORIES)}
+CODE: dict[str, int] = {name: code for code, name in enumerate(CATEGORIES)}
 (
     PARAMETERS,
     GRADIENTS,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracekit.manifest import CATEGORIES
 from tracekit.memory.downsample import downsample
 from tracekit.memory.peak import Holding
 from tracekit.memory.pieces import (
@@ -23,6 +22,7 @@ from tracekit.memory.pieces import (
 from tracekit.memory.summary import BUCKETS, Curve, DeviceMemory
 from tracekit.trace.events import Int64Array
 from tracekit.units import NULL
+from tracekit.vocabulary import CATEGORIES
 
 #: torch's order: parameter, optimizer state, input, temporary, activation, gradient, autograd detail, none.
 _CATEGORIES = (PARAMETERS, OPTIMIZER_STATE, INPUTS, TEMPORARIES, ACTIVATIONS, GRADIENTS, TEMPORARIES, UNKNOWN)
@@ -43,7 +43,7 @@ def of_rows(rows: Int64Array, device: str) -> DeviceMemory:
     curves, time = curves[:, ends], np.concatenate([time[:1], time[ends[1:] - 1]])
     allocated = curves.sum(axis=0)
     peak = int(allocated.argmax())
-    amounts = dict.fromkeys(CATEGORIES, 0)
+    amounts: dict[str, int] = dict.fromkeys(CATEGORIES, 0)
     for code, amount in zip(_CATEGORIES, curves[:, peak].tolist(), strict=True):
         amounts[CATEGORIES[code]] += amount
     found = [
@@ -52,7 +52,7 @@ def of_rows(rows: Int64Array, device: str) -> DeviceMemory:
         if amount
     ]
     places = downsample(allocated, BUCKETS)
-    totals = {name: sum(curves[i] for i, code in enumerate(_CATEGORIES) if CATEGORIES[code] == name) for name in CATEGORIES}
+    totals: dict[str, int] = {name: sum(curves[i] for i, code in enumerate(_CATEGORIES) if CATEGORIES[code] == name) for name in CATEGORIES}
     return DeviceMemory(
         device=device,
         source="timeline",

@@ -7,8 +7,9 @@ import time
 
 import torch
 
-from tracekit.manifest import CATEGORIES, Owners
+from tracekit.manifest import Owners
 from tracekit.recorder import private
+from tracekit.vocabulary import CATEGORIES
 
 #: Registrations beyond this many are counted, not kept: a manifest stays a file one can open.
 MOST = 2_000_000

@@ -81,7 +81,7 @@ class Recorder:
         return torch.profiler.record_function(f"micro_batch {index}")
 
     def own(self, tensor: torch.Tensor | None, category: str, name: str = "", unit: str = "") -> None:
-        """Say what a tensor is for (one of ``tracekit.manifest.CATEGORIES``) where the recorder cannot know: own buffers, caches."""
+        """Say what a tensor is for (one of ``tracekit.vocabulary.CATEGORIES``) where the recorder cannot know: own buffers, caches."""
         self._safely(lambda: self._owners.own(tensor, category, name, unit))
 
     def describe(self, **said: Any) -> None:

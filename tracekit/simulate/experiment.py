@@ -124,7 +124,7 @@ class Call:
     """One collective that a rank takes part in, as a recording of the same strategy shows it.
 
     ``axis`` is the mesh axis of its process group, ``full_bytes`` the full tensor (``tracekit.collectives.semantics``), ``purpose`` one of
-    ``tracekit.collectives.purpose.PURPOSES``, ``phase`` forward, backward or optimizer.
+    ``tracekit.vocabulary.PURPOSES``, ``phase`` forward, backward or optimizer.
     """
 
     kind: str

@@ -16,12 +16,11 @@ from typing import Any
 import pandas as pd
 
 from tracekit.analyses import _thresholds as thresholds
-from tracekit.analyses._common import plural
 from tracekit.analyses.experts.load import Load, of_exchanges, of_layer
 from tracekit.analyses.experts.rows import exchanged, recorded
 from tracekit.findings import Finding, Heatmap, Section, Table
 from tracekit.job.model import Job
-from tracekit.units import listed
+from tracekit.units import listed, plural
 
 ORDER = 47
 

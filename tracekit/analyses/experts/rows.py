@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from tracekit.analyses._common import plural
 from tracekit.collectives.kinds import element_type
 from tracekit.collectives.purpose import role_of_axis
 from tracekit.job.model import Job
 from tracekit.manifest import ExpertLoad
 from tracekit.schema import table
-from tracekit.units import NULL
+from tracekit.units import NULL, plural
 
 #: No layer has more experts, no step more tokens on one rank: what a manifest says beyond is not believed.
 MOST_EXPERTS, MOST_TOKENS = 10**5, 10**12

@@ -19,10 +19,10 @@ from tracekit.analyses.memory.units import lifecycle_sections
 from tracekit.findings import Chart, Finding, Section, StackedArea, StackedBars, Table, Treemap
 from tracekit.job.activity import Activity
 from tracekit.job.model import Job
-from tracekit.manifest import CATEGORIES
 from tracekit.memory.summary import DeviceMemory, of_trace
 from tracekit.trace.steps import find_steps
 from tracekit.units import NS_PER_US, NULL
+from tracekit.vocabulary import CATEGORIES
 
 ORDER = 60
 

@@ -6,11 +6,10 @@ import re
 from collections.abc import Iterator, Sequence
 
 from tracekit.analyses import _thresholds as thresholds
-from tracekit.analyses._common import plural
 from tracekit.analyses.memory.rows import RankMemory, main_devices
 from tracekit.findings import Finding
-from tracekit.manifest import CATEGORIES
-from tracekit.units import format_bytes, listed
+from tracekit.units import format_bytes, listed, plural
+from tracekit.vocabulary import CATEGORIES
 
 _EVIDENCE = "memory at the peak"
 #: Operators and modules that hold logits or their gradient.

@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from tracekit.analyses._common import plural
 from tracekit.analyses.memory.rows import RankMemory
 from tracekit.findings import Section, Table, Timeline
 from tracekit.memory.lifecycle import UnitSpan
-from tracekit.units import NS_PER_US, NULL, format_bytes
+from tracekit.units import NS_PER_US, NULL, format_bytes, plural
 
 
 def lifecycle_sections(row: RankMemory) -> list[Section]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from tracekit.analyses._common import known, plural, records, us
+from tracekit.analyses._common import known, records, us
 from tracekit.analyses.pipeline.figures import sections
 from tracekit.analyses.pipeline.findings import findings
 from tracekit.analyses.pipeline.ranges import Pieces, find
@@ -25,6 +25,7 @@ from tracekit.analyses.pipeline.summary import Summary, mean_durations, summary_
 from tracekit.findings import Finding, Section
 from tracekit.job.activity import Activity
 from tracekit.job.model import Job
+from tracekit.units import plural
 
 ORDER = 45
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pandas as pd
 
 from tracekit.analyses import _thresholds as thresholds
-from tracekit.analyses._common import plural
 from tracekit.analyses.pipeline.rows import RUN
 from tracekit.analyses.pipeline.summary import Summary
 from tracekit.findings import Finding
-from tracekit.units import NULL, format_ns, listed
+from tracekit.units import NULL, format_ns, listed, plural
 
 
 def findings(summary: Summary, gaps: pd.DataFrame, runs: pd.DataFrame) -> list[Finding]:
