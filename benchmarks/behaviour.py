@@ -90,7 +90,7 @@ def main() -> None:
     """Run all of it on two processes."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("output", type=Path)
-    parser.add_argument("folders", nargs="*", type=Path)
+    parser.add_argument("folders", nargs="*", type=lambda text: Path(text).resolve())
     parser.add_argument("--only", default="", help="run only what has this in its name")
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
