@@ -16,30 +16,30 @@ from tracekit.trace.events import Int64Array
 
 
 @dataclass(frozen=True)
-class Pieces:
+class Exposed:
     """Intervals on the window's own clock, each a piece of one operation: ``operation`` is the row of the window's operations."""
 
     operation: Int64Array
     start: Int64Array
     end: Int64Array
 
-    def where(self, chosen: npt.NDArray[np.bool_]) -> Pieces:
+    def where(self, chosen: npt.NDArray[np.bool_]) -> Exposed:
         """The pieces of the operations for which ``chosen`` (one entry an operation) is true."""
         keep = chosen[self.operation]
-        return Pieces(self.operation[keep], self.start[keep], self.end[keep])
+        return Exposed(self.operation[keep], self.start[keep], self.end[keep])
 
     def union(self) -> intervals.IntervalSet:
         """What any of the pieces covers."""
         return intervals.union(self.start, self.end)
 
 
-def exposed_pieces(activity: Activity, compute: intervals.IntervalSet) -> Pieces:
+def exposed_intervals(activity: Activity, compute: intervals.IntervalSet) -> Exposed:
     """The pieces of each communication operation that no compute covers."""
     device = activity.device
     chosen = device.work == Work.COMMUNICATION
     operation = device.operation[chosen].astype(np.int64)
     index, start, end = intervals.segments_outside(device.start[chosen], device.end[chosen], compute)
-    return Pieces(operation[index], start, end)
+    return Exposed(operation[index], start, end)
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class WindowExposure:
     window: Window
     times: StepTimes
     rows: Int64Array
-    busy: Pieces
-    exposed: Pieces
+    busy: Exposed
+    exposed: Exposed
 
 
 def windows(job: Job) -> Iterator[WindowExposure]:
@@ -60,5 +60,5 @@ def windows(job: Job) -> Iterator[WindowExposure]:
     for index, window, times, reduced in by_step(job, "overlap"):
         local = window.operations
         number = np.arange(len(local), dtype=np.int64)
-        busy = Pieces(number, local["start_ns"].to_numpy(), local["end_ns"].to_numpy())
+        busy = Exposed(number, local["start_ns"].to_numpy(), local["end_ns"].to_numpy())
         yield WindowExposure(index, window, times, operations.rows(index), busy, reduced.pieces)

@@ -37,10 +37,10 @@ def spread(group: Int64Array, values: Int64Array, count: int) -> Spread:
     total = np.zeros(count, np.int64)
     np.add.at(total, group, values)
 
-    def at(place: Int64Array) -> npt.NDArray[np.float64]:
+    def at(index: Int64Array) -> npt.NDArray[np.float64]:
         if not len(ordered):
             return np.full(count, np.nan)
-        return np.where(size > 0, ordered[np.clip(place, 0, len(ordered) - 1)], np.nan).astype(np.float64)
+        return np.where(size > 0, ordered[np.clip(index, 0, len(ordered) - 1)], np.nan).astype(np.float64)
 
     median = (at(first + (size - 1) // 2) + at(first + size // 2)) / 2
     return Spread(size, total, at(first), median, at(first + size - 1))

@@ -73,7 +73,7 @@ class Exposure:
     comm_ns: Int64Array
     hidden_ns: Int64Array
     exposed_ns: Int64Array
-    pieces: _exposed.Pieces
+    pieces: _exposed.Exposed
 
 
 def reduce(activity: Activity) -> Exposure | None:
@@ -82,7 +82,7 @@ def reduce(activity: Activity) -> Exposure | None:
     if not len(device):
         return None
     compute = intervals.union(*device.of(Work.COMPUTE))
-    pieces = _exposed.exposed_pieces(activity, compute)
+    pieces = _exposed.exposed_intervals(activity, compute)
     comm = intervals.covered(times.start, times.end, intervals.union(*device.of(Work.COMMUNICATION)))
     exposed = intervals.covered(times.start, times.end, pieces.union())
     return Exposure(comm, comm - exposed, exposed, pieces)

@@ -210,7 +210,7 @@ def _axes(groups: list[ProcessGroup]) -> list[str]:
 def _rank_axis_map(groups: list[ProcessGroup], world: list[int]) -> Heatmap:
     """For each rank and axis which of the axis' groups the rank is in: 1 is the axis' first group."""
     axes = _axes(groups)
-    place = {rank: i for i, rank in enumerate(world)}
+    row_index = {rank: i for i, rank in enumerate(world)}
     numbers: list[list[float | None]] = [[None] * len(axes) for _ in world]
     texts = [["in no group"] * len(axes) for _ in world]
     seen = dict.fromkeys(axes, 0)
@@ -220,8 +220,8 @@ def _rank_axis_map(groups: list[ProcessGroup], world: list[int]) -> Heatmap:
             continue
         seen[axis] += 1
         for rank in _ranks(group):
-            if rank in place:
-                y, x = place[rank], axes.index(axis)
+            if rank in row_index:
+                y, x = row_index[rank], axes.index(axis)
                 texts[y][x] = _label(group) if numbers[y][x] is None else f"{texts[y][x]}; {_label(group)}"
                 numbers[y][x] = float(seen[axis]) if numbers[y][x] is None else numbers[y][x]
     note = "The number is that of the group among the groups of its axis: ranks with one number in a column communicate with each other."
@@ -231,11 +231,11 @@ def _rank_axis_map(groups: list[ProcessGroup], world: list[int]) -> Heatmap:
 def _rank_rank_map(groups: list[ProcessGroup], world: list[int]) -> Heatmap:
     """For each two ranks the smallest group that holds both, shown as the number of its axis."""
     axes = _axes(groups)
-    place = {rank: i for i, rank in enumerate(world)}
+    row_index = {rank: i for i, rank in enumerate(world)}
     numbers: list[list[float | None]] = [[None] * len(world) for _ in world]
     texts = [["no common group"] * len(world) for _ in world]
     for group in sorted(groups, key=lambda g: -len(_ranks(g))):  # small groups last: they overwrite
-        members = [place[rank] for rank in _ranks(group) if rank in place]
+        members = [row_index[rank] for rank in _ranks(group) if rank in row_index]
         for y in members if len(members) > 1 else []:
             for x in members:
                 if x != y:

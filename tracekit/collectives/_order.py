@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tracekit.collectives._work import Work, distinct_of, extremes, numbered, place_among
+from tracekit.collectives._columns import Columns, distinct_of, extremes, nth_of, numbered
 from tracekit.collectives.kinds import BLOCKING
 from tracekit.mesh.process_groups import ProcessGroups
 from tracekit.trace.events import BoolArray, Int64Array
@@ -21,12 +21,12 @@ IMPLAUSIBLE_NS = NS_PER_MS
 IMPLAUSIBLE_SHARE = 0.1
 
 
-def pairs(work: Work, rows: Int64Array, notes: list[str]) -> Int64Array:
+def pairs(work: Columns, rows: Int64Array, notes: list[str]) -> Int64Array:
     """Sends with receives: n-th with n-th of (group, source, destination, step), where both sides show equally many."""
     known = (work.source[rows] != NULL) & (work.destination[rows] != NULL)
     sends = work.of_kind("send")[rows]
     edge = numbered(work.group[rows], work.source[rows], work.destination[rows], work.step[rows])
-    nth = place_among(numbered(edge, sends), work.order[rows], work.start[rows])
+    nth = nth_of(numbered(edge, sends), work.order[rows], work.start[rows])
     sent, received = np.bincount(edge, sends)[edge], np.bincount(edge, ~sends)[edge]
     usable = known & _comparable(work, rows)
     peer = np.where(sends, work.destination[rows], work.source[rows])
@@ -40,15 +40,15 @@ def pairs(work: Work, rows: Int64Array, notes: list[str]) -> Int64Array:
     return np.where(usable & (sent == received), numbered(edge, nth), -1)
 
 
-def known_groups(work: Work, rows: Int64Array, groups: ProcessGroups, notes: list[str]) -> Int64Array:
+def known_groups(work: Columns, rows: Int64Array, groups: ProcessGroups, notes: list[str]) -> Int64Array:
     """n-th with n-th of (group, kind, step), where every member that recorded the step shows equally many."""
-    place = numbered(work.group[rows], work.step[rows])
-    cell = numbered(place, work.kind[rows])
+    cell_of_step = numbered(work.group[rows], work.step[rows])
+    cell = numbered(cell_of_step, work.kind[rows])
     actor = numbered(cell, work.rank[rows])
-    nth = place_among(actor, work.order[rows], work.start[rows])
+    nth = nth_of(actor, work.order[rows], work.start[rows])
     least, most = extremes(cell, np.bincount(actor)[actor] if len(actor) else actor)
     ranks = distinct_of(cell, work.rank[rows])
-    agreed = (least == most)[cell] & (ranks[cell] == _members(work, rows, place, groups)[place]) & _comparable(work, rows)
+    agreed = (least == most)[cell] & (ranks[cell] == _members(work, rows, cell_of_step, groups)[cell_of_step]) & _comparable(work, rows)
     sizes = np.array([g.size for g in groups.groups], np.int64)[work.group[rows]]
     agreed &= ~work.of_kind("send_recv")[rows] | (sizes == 2)  # between more than two ranks nobody knows who sends to whom
     if (~agreed).any():
@@ -59,11 +59,11 @@ def known_groups(work: Work, rows: Int64Array, groups: ProcessGroups, notes: lis
     return np.where(agreed, numbered(cell, nth), -1)
 
 
-def _members(work: Work, rows: Int64Array, place: Int64Array, groups: ProcessGroups) -> Int64Array:
+def _members(work: Columns, rows: Int64Array, cell_of_step: Int64Array, groups: ProcessGroups) -> Int64Array:
     """For each place (group and step) how many members recorded the step. Where members are unknown, they are those seen in the group."""
-    count = int(place.max(initial=-1)) + 1
+    count = int(cell_of_step.max(initial=-1)) + 1
     first = np.full(count, len(rows))
-    np.minimum.at(first, place, np.arange(len(rows)))
+    np.minimum.at(first, cell_of_step, np.arange(len(rows)))
     ranks_of_step = _ranks_of_steps(work)
     result = np.zeros(count, np.int64)
     seen: dict[int, list[int]] = {}
@@ -76,14 +76,14 @@ def _members(work: Work, rows: Int64Array, place: Int64Array, groups: ProcessGro
     return result
 
 
-def _ranks_of_steps(work: Work) -> dict[int, Int64Array]:
+def _ranks_of_steps(work: Columns) -> dict[int, Int64Array]:
     """Which ranks show any operation in each step (NULL: outside every step)."""
     seen = np.unique(np.stack([work.step, work.rank.astype(np.int64)], axis=1), axis=0)
     steps, begin = np.unique(seen[:, 0], return_index=True)
     return dict(zip(steps.tolist(), np.split(seen[:, 1], begin[1:]), strict=True))
 
 
-def unknown_groups(work: Work, rows: Int64Array, notes: list[str]) -> Int64Array:
+def unknown_groups(work: Columns, rows: Int64Array, notes: list[str]) -> Int64Array:
     """n-th with n-th among ranks that show the very same sequence of kinds in the step.
 
     The sequence is that of a whole rank where every call's time is known (the program's order); else that of each stream, for a device
@@ -91,11 +91,11 @@ def unknown_groups(work: Work, rows: Int64Array, notes: list[str]) -> Int64Array
     """
     streams = np.where(_called_in_order(work, rows), 0, work.stream[rows])
     actor = numbered(work.rank[rows], work.step[rows], streams)
-    nth = place_among(actor, work.order[rows], work.start[rows])
+    nth = nth_of(actor, work.order[rows], work.start[rows])
     sequence = _sequences(actor, nth, work.kind[rows])
     # Several streams of one rank may show one sequence: they are told apart by their number's order.
     _, first = np.unique(actor, return_index=True)
-    twin = place_among(numbered(work.rank[rows], work.step[rows], sequence)[first], streams[first].astype(np.int64))
+    twin = nth_of(numbered(work.rank[rows], work.step[rows], sequence)[first], streams[first].astype(np.int64))
     cell = numbered(work.step[rows], sequence, twin[actor])
     usable = _comparable(work, rows) & ~work.of_kind("send_recv")[rows]
     alone = distinct_of(cell, work.rank[rows])[cell] < 2 if len(rows) else usable
@@ -108,7 +108,7 @@ def unknown_groups(work: Work, rows: Int64Array, notes: list[str]) -> Int64Array
     return np.where(usable & ~alone, numbered(cell, nth), -1)
 
 
-def _called_in_order(work: Work, rows: Int64Array) -> BoolArray:
+def _called_in_order(work: Columns, rows: Int64Array) -> BoolArray:
     """Whether the calls of the operation's step have known and different times on every rank."""
     step = numbered(work.step[rows])
     call = numbered(work.rank[rows], step, work.launch[rows])
@@ -132,7 +132,7 @@ def _sequences(actor: Int64Array, nth: Int64Array, kind: np.ndarray[tuple[int], 
     return np.array(own, np.int64)[actor]
 
 
-def _comparable(work: Work, rows: Int64Array) -> BoolArray:
+def _comparable(work: Columns, rows: Int64Array) -> BoolArray:
     """Operations outside every step can be ordered only where all ranks recorded the same steps, or none recorded any."""
     inside = work.step != NULL
     rank, step = work.rank[inside].astype(np.int64), work.step[inside]
@@ -142,7 +142,7 @@ def _comparable(work: Work, rows: Int64Array) -> BoolArray:
     return comparable
 
 
-def drop_implausible(key: Int64Array, by_order: BoolArray, work: Work, hosts: Mapping[int, str], groups: ProcessGroups) -> list[str]:
+def drop_implausible(key: Int64Array, by_order: BoolArray, work: Columns, hosts: Mapping[int, str], groups: ProcessGroups) -> list[str]:
     """Takes back (in ``key``) matches by order that the clocks contradict; returns a note for each group."""
     notes: list[str] = []
     rows = np.flatnonzero((key >= 0) & by_order & work.of_kind(*BLOCKING, "send", "recv"))
@@ -169,7 +169,7 @@ def drop_implausible(key: Int64Array, by_order: BoolArray, work: Work, hosts: Ma
     return notes
 
 
-def _gap(work: Work, rows: Int64Array, match: Int64Array, hosts: Mapping[int, str]) -> Int64Array:
+def _gap(work: Columns, rows: Int64Array, match: Int64Array, hosts: Mapping[int, str]) -> Int64Array:
     """For each match how long after a member had left the one came that it had to wait for [ns]; negative where they overlap.
 
     A receive cannot end before its send is called; a send may (its message waits in a buffer). A host backend's own range of a send does
@@ -183,14 +183,14 @@ def _gap(work: Work, rows: Int64Array, match: Int64Array, hosts: Mapping[int, st
     return last_start - first_end
 
 
-def _host_offsets(work: Work, rows: Int64Array, match: Int64Array, hosts: Mapping[int, str]) -> Int64Array:
+def _host_offsets(work: Columns, rows: Int64Array, match: Int64Array, hosts: Mapping[int, str]) -> Int64Array:
     """Roughly by how much each row's host is ahead of the first host: the median difference of ends, as collectives end together."""
     result = np.zeros(len(rows), np.int64)
-    ranks, place = np.unique(work.rank[rows], return_inverse=True)
+    ranks, cell_of_step = np.unique(work.rank[rows], return_inverse=True)
     names = {name: i for i, name in enumerate(dict.fromkeys(hosts.get(int(r), "") for r in ranks))}
     if len(names) < 2:
         return result
-    host = np.array([names[hosts.get(int(r), "")] for r in ranks])[place]
+    host = np.array([names[hosts.get(int(r), "")] for r in ranks])[cell_of_step]
     reference = extremes(match, work.end[rows], host == 0)[0][match]
     there = reference != np.iinfo(np.int64).max
     for number in range(1, int(host.max()) + 1):

@@ -21,7 +21,7 @@ import pandas as pd
 
 from tracekit import schema
 from tracekit.collectives import _order
-from tracekit.collectives._work import Work, distinct_of, extremes, numbered, place_among, work_of
+from tracekit.collectives._columns import Columns, columns_of, distinct_of, extremes, nth_of, numbered
 from tracekit.mesh.process_groups import ProcessGroups
 from tracekit.trace.events import Int32Array, Int64Array
 from tracekit.units import NULL, listed
@@ -49,7 +49,7 @@ def match(operations: pd.DataFrame, groups: ProcessGroups, hosts: Mapping[int, s
     """
     if not len(operations):
         return Matched(np.empty(0, np.int32), [], [])
-    work = work_of(operations)
+    work = columns_of(operations)
     notes: list[str] = []
     key = np.full(len(operations), -1, np.int64)
     by_order = np.ones(len(operations), np.bool_)
@@ -68,7 +68,7 @@ def match(operations: pd.DataFrame, groups: ProcessGroups, hosts: Mapping[int, s
         if len(rows):
             numbers: Int64Array = matcher(rows=rows)
             key[rows] = np.where(numbers >= 0, numbers + int(key.max()) + 1, -1)
-    _drop_lonely(key, work.rank)
+    _drop_unmatched(key, work.rank)
     notes += _order.drop_implausible(key, by_order, work, hosts or {}, groups)
     found = key >= 0
     result = np.full(len(key), -1, np.int32)
@@ -77,11 +77,11 @@ def match(operations: pd.DataFrame, groups: ProcessGroups, hosts: Mapping[int, s
     return Matched(result, by, list(dict.fromkeys(notes)))
 
 
-def _by_seq(work: Work, rows: Int64Array, groups: ProcessGroups, notes: list[str]) -> Int64Array:
+def _by_seq(work: Columns, rows: Int64Array, groups: ProcessGroups, notes: list[str]) -> Int64Array:
     """(group, seq). A number that one rank shows several times (a call that ran as several kernels): n-th with n-th."""
     pair = numbered(work.group[rows], work.seq[rows])
     actor = numbered(pair, work.rank[rows])
-    nth = place_among(actor, work.order[rows], work.start[rows])
+    nth = nth_of(actor, work.order[rows], work.start[rows])
     repeats = np.bincount(actor)[actor]
     least, most = extremes(pair, repeats)
     agreed = (least == most)[pair]
@@ -99,23 +99,23 @@ def _by_seq(work: Work, rows: Int64Array, groups: ProcessGroups, notes: list[str
     return found
 
 
-def _split_kinds(work: Work, rows: Int64Array, found: Int64Array, groups: ProcessGroups, notes: list[str]) -> None:
+def _split_kinds(work: Columns, rows: Int64Array, found: Int64Array, groups: ProcessGroups, notes: list[str]) -> None:
     """Ranks that call different collectives under one sequence number are out of step with each other: no match, but worth a note."""
     certain = work.certain[rows] & (found >= 0)
     least, most = extremes(found, work.kind[rows].astype(np.int64), certain)
     odd = np.flatnonzero(least < most)
     for number in odd[:_MOST_NOTES].tolist():
         own = rows[found == number]
-        said = ", ".join(f"rank {work.rank[r]} {KINDS[work.kind[r]]}" for r in own[:4].tolist())
+        called = ", ".join(f"rank {work.rank[r]} {KINDS[work.kind[r]]}" for r in own[:4].tolist())
         more = f" and {len(own) - 4} more" if len(own) > 4 else ""
         group = groups[int(work.group[own[0]])].id
-        notes.append(f"group {group} seq {work.seq[own[0]]}: the ranks call different collectives ({said}{more}): they are out of step")
+        notes.append(f"group {group} seq {work.seq[own[0]]}: the ranks call different collectives ({called}{more}): they are out of step")
     if len(odd) > _MOST_NOTES:
         notes.append(f"{len(odd) - _MOST_NOTES} more sequence numbers under which ranks call different collectives")
     found[np.isin(found, odd)] = -1
 
 
-def _note_edges(work: Work, rows: Int64Array, pair: Int64Array, groups: ProcessGroups, notes: list[str]) -> None:
+def _note_edges(work: Columns, rows: Int64Array, pair: Int64Array, groups: ProcessGroups, notes: list[str]) -> None:
     """Sequence numbers that one member shows and another, whose trace was read, does not: their windows begin or end at other times."""
     group, rank = work.group[rows], work.rank[rows]
     seen = distinct_of(pair, rank)[pair]
@@ -132,7 +132,7 @@ def _note_edges(work: Work, rows: Int64Array, pair: Int64Array, groups: ProcessG
         notes.append(f"{len(first) - _MOST_NOTES} more ranks show sequence numbers that others of their group do not")
 
 
-def _drop_lonely(key: Int64Array, rank: Int32Array) -> None:
+def _drop_unmatched(key: Int64Array, rank: Int32Array) -> None:
     """A match needs two ranks."""
     found = np.flatnonzero(key >= 0)
     if len(found):
@@ -153,7 +153,7 @@ def measure(operations: pd.DataFrame, matched: Matched, groups: ProcessGroups) -
         return schema.MATCHES.empty(), wait
     rows = rows[np.argsort(matched.match[rows], kind="stable")]
     number = matched.match[rows].astype(np.int64)
-    work = work_of(operations.iloc[rows])
+    work = columns_of(operations.iloc[rows])
     first = np.flatnonzero(np.append(True, number[1:] != number[:-1]))
     first_start, last_start = extremes(number, work.start)
     wait[rows] = last_start[number] - work.start
@@ -193,7 +193,7 @@ def _first_where(number: Int64Array, chosen: npt.NDArray[np.bool_]) -> Int64Arra
     return extremes(number, np.arange(len(number)), chosen)[0]
 
 
-def _kind_of_match(work: Work, number: Int64Array, first: Int64Array) -> Int64Array:
+def _kind_of_match(work: Columns, number: Int64Array, first: Int64Array) -> Int64Array:
     """The kind that a member knows for sure, else the first member's; a pair is a send."""
     certain = extremes(number, work.kind.astype(np.int64), work.certain)[0]
     kind = np.where(certain < len(KINDS), certain, work.kind[first])

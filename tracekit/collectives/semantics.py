@@ -55,14 +55,14 @@ def full_elements(kind: Kinds, in_elements: Int64Array, out_elements: Int64Array
     ingoing, outgoing = np.asarray(in_elements, np.int64), np.asarray(out_elements, np.int64)
     sizes = np.asarray(size, np.int64)
     result = np.full(len(ingoing), NULL, np.int64)
-    for chosen, whole, shard in (
+    for chosen, buffer, shard in (
         (_is(kind, *_FROM_OUTPUT), outgoing, ingoing),
         (_is(kind, "reduce_scatter", "scatter"), ingoing, outgoing),
     ):
         # 0 in the full tensor beside a shard that holds something: a rank that is not the root.
-        away = (whole == 0) & (shard > 0) & _is(kind, "scatter", "gather")
-        direct = chosen & _known(whole) & ~away
-        result[direct] = whole[direct]
+        away = (buffer == 0) & (shard > 0) & _is(kind, "scatter", "gather")
+        direct = chosen & _known(buffer) & ~away
+        result[direct] = buffer[direct]
         scaled = chosen & ~direct & _known(shard) & (sizes > 0) & (sizes <= _MOST // np.maximum(shard, 1))
         result[scaled] = shard[scaled] * sizes[scaled]
     same = _is(kind, *_SAME)
@@ -121,12 +121,12 @@ def kept_elements(splits: Kinds, elements: Int64Array, size: Int64Array, positio
     total = np.array([sum(pieces) for pieces in lists], np.int64)
     begin = np.cumsum(count) - count
     flat = np.array([piece for pieces in lists for piece in pieces] or [0], np.int64)
-    code, whole, place = texts.codes.astype(np.int64), np.asarray(elements, np.int64), np.asarray(position, np.int64)
-    usable = _known(whole) & (place >= 0) & (place < count[code]) & (count[code] == np.asarray(size, np.int64)) & (total[code] > 0)
-    usable &= np.where(usable, whole, 0) % np.maximum(total[code], 1) == 0
-    result = np.full(len(whole), NULL, np.int64)
-    code, whole = code[usable], whole[usable]
-    result[usable] = whole // total[code] * flat[begin[code] + place[usable]]
+    code, buffer, member = texts.codes.astype(np.int64), np.asarray(elements, np.int64), np.asarray(position, np.int64)
+    usable = _known(buffer) & (member >= 0) & (member < count[code]) & (count[code] == np.asarray(size, np.int64)) & (total[code] > 0)
+    usable &= np.where(usable, buffer, 0) % np.maximum(total[code], 1) == 0
+    result = np.full(len(buffer), NULL, np.int64)
+    code, buffer = code[usable], buffer[usable]
+    result[usable] = buffer // total[code] * flat[begin[code] + member[usable]]
     return result
 
 

@@ -25,7 +25,7 @@ _GRAPH_LAUNCHES = ("cudaGraphLaunch", "hipGraphLaunch", "cuGraphLaunch")
 
 
 @dataclass(frozen=True)
-class Pieces:
+class Unlinked:
     """Work before it is linked: parallel arrays, not sorted."""
 
     row: Int64Array
@@ -39,7 +39,7 @@ def device_work(tables: RankTables, steps: Steps, span: tuple[int, int]) -> tupl
     """All work of the rank, linked and sorted by start, and whether it is a CPU job (no kernel and no copy in the trace)."""
     rows = tables.rows(*DEVICE_WORK)
     on_cpu = not len(rows)
-    device = _host_compute(tables) if on_cpu else _device_pieces(tables, rows, span)
+    device = _host_compute(tables) if on_cpu else _device_work(tables, rows, span)
     work = _link(tables, _joined(device, _host_communication(tables, on_cpu)), steps, on_cpu)
     if on_cpu:
         tables.coverage.note("the trace holds no GPU work: operators count as compute, the backend's ranges as communication")
@@ -48,13 +48,13 @@ def device_work(tables: RankTables, steps: Steps, span: tuple[int, int]) -> tupl
     return work, on_cpu
 
 
-def _device_pieces(tables: RankTables, rows: Int64Array, span: tuple[int, int]) -> Pieces:
+def _device_work(tables: RankTables, rows: Int64Array, span: tuple[int, int]) -> Unlinked:
     cleaned = durations.clean(tables, rows, span)
     usable = ~cleaned.timeless & (cleaned.end >= tables.ts[rows])
     rows = rows[usable]
     work = np.where(np.isin(tables.category[rows], [int(c) for c in _COPIES]), int(Work.COPY), int(Work.COMPUTE)).astype(np.int8)
     work[_is_communication(tables, rows)] = Work.COMMUNICATION
-    return Pieces(rows, tables.ts[rows], cleaned.end[usable], work, cleaned.suspicious[usable])
+    return Unlinked(rows, tables.ts[rows], cleaned.end[usable], work, cleaned.suspicious[usable])
 
 
 def _is_communication(tables: RankTables, rows: Int64Array) -> BoolArray:
@@ -75,7 +75,7 @@ def host_ranges(tables: RankTables) -> Int64Array:
     return rows[tables.dur[rows] >= 0]
 
 
-def _host_communication(tables: RankTables, on_cpu: bool) -> Pieces:
+def _host_communication(tables: RankTables, on_cpu: bool) -> Unlinked:
     """The ranges in which a host backend moves bytes (``gloo:all_reduce``); of a backend without any (fake) the recorder's labels."""
     everything = host_ranges(tables)
     names = tables.name[everything]
@@ -84,10 +84,10 @@ def _host_communication(tables: RankTables, on_cpu: bool) -> Pieces:
         rows = everything[tables.each_text(names, lambda text: text == LABEL)]
     start = tables.ts[rows]
     work = np.full(len(rows), int(Work.COMMUNICATION), np.int8)
-    return Pieces(rows, start, start + tables.dur[rows], work, np.zeros(len(rows), np.bool_))
+    return Unlinked(rows, start, start + tables.dur[rows], work, np.zeros(len(rows), np.bool_))
 
 
-def _host_compute(tables: RankTables) -> Pieces:
+def _host_compute(tables: RankTables) -> Unlinked:
     """Top-level operators of each thread, without the collectives called (and waited for) inside them."""
     rows = tables.rows(Category.OPERATOR)
     rows = rows[(tables.dur[rows] >= 0) & (tables.ts[rows] != NULL)]
@@ -96,7 +96,7 @@ def _host_compute(tables: RankTables) -> Pieces:
     operators = operators[correlate.enclosing(tables, operators, operators) < 0]
     index, start, end = _outside_calls(tables, operators, calls)
     work = np.full(len(index), int(Work.COMPUTE), np.int8)
-    return Pieces(operators[index], start, end, work, np.zeros(len(index), np.bool_))
+    return Unlinked(operators[index], start, end, work, np.zeros(len(index), np.bool_))
 
 
 def _is_collective_call(text: str) -> bool:
@@ -122,10 +122,10 @@ def _outside_calls(tables: RankTables, operators: Int64Array, calls: Int64Array)
     return np.concatenate(index), np.concatenate(starts), np.concatenate(ends)
 
 
-def _joined(first: Pieces, second: Pieces) -> Pieces:
+def _joined(first: Unlinked, second: Unlinked) -> Unlinked:
     if not len(second.row):
         return first
-    return Pieces(
+    return Unlinked(
         np.concatenate([first.row, second.row]),
         np.concatenate([first.start, second.start]),
         np.concatenate([first.end, second.end]),
@@ -134,7 +134,7 @@ def _joined(first: Pieces, second: Pieces) -> Pieces:
     )
 
 
-def _link(tables: RankTables, pieces: Pieces, steps: Steps, on_cpu: bool) -> DeviceWork:
+def _link(tables: RankTables, pieces: Unlinked, steps: Steps, on_cpu: bool) -> DeviceWork:
     order = np.argsort(pieces.start, kind="stable")
     row, start = pieces.row[order], pieces.start[order]
     launch_row = correlate.launches(tables, row)

@@ -126,8 +126,8 @@ def _serve(result: Int64Array, pieces: Int64Array, start: Int64Array, calls: Int
     order, in_time = np.argsort(start, kind="stable"), np.argsort(called, kind="stable")
     pieces, start, calls = pieces[order], start[order], calls[in_time]
     made = np.searchsorted(called[in_time], start, side="right")
-    place = np.arange(len(pieces))
-    after = np.minimum(np.minimum.accumulate(made - place) + place, place + 1)  # a[j+1], written out over all earlier pieces
+    position = np.arange(len(pieces))
+    after = np.minimum(np.minimum.accumulate(made - position) + position, position + 1)  # a[j+1], written out over all earlier pieces
     before = np.concatenate([[0], after[:-1]])
     served = before < made
     result[pieces[served]] = calls[before[served]]

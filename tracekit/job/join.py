@@ -179,7 +179,7 @@ def _categorical(column: pd.Series) -> pd.Categorical:
 def _one_window(index: int, window: Window, groups: ProcessGroups) -> pd.DataFrame:
     local = window.operations
     rank = window.rank if window.rank is not None else -1
-    place = np.array([*groups.index[index], -1], np.int32)
+    group_index = np.array([*groups.index[index], -1], np.int32)
     numbers = np.append(window.steps.number, NULL)
     kind = np.asarray(local["kind"], dtype=object)
     numbers_kept = ("launch_ns", "seq", "in_elements", "out_elements", "stream")
@@ -190,7 +190,7 @@ def _one_window(index: int, window: Window, groups: ProcessGroups) -> pd.DataFra
     frame["local"] = np.arange(len(local), dtype=np.int32)
     frame["step_number"] = numbers[local["step"].to_numpy()]
     frame["launch_step_number"] = numbers[local["launch_step"].to_numpy()]
-    frame["group"] = place[local["group"].to_numpy()]
+    frame["group"] = group_index[local["group"].to_numpy()]
     members = [g.ranks or () for g in groups.groups] + [()]
     positions = np.array([m.index(rank) if rank in m else -1 for m in members], np.int64)
     frame["position"] = positions[frame["group"].to_numpy()]

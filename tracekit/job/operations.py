@@ -95,8 +95,8 @@ def lookup(tables: RankTables, codes: Int32Array, translate: Callable[[str], str
     used, inverse = np.unique(codes, return_inverse=True)
     words = [translate(tables.text(int(code))) for code in used]
     categories = list(dict.fromkeys(words))
-    place = {word: i for i, word in enumerate(categories)}
-    index = np.array([place[word] for word in words], np.int64)
+    position = {word: i for i, word in enumerate(categories)}
+    index = np.array([position[word] for word in words], np.int64)
     return schema.categorical(index[inverse] if len(used) else np.empty(0, np.int64), categories)
 
 

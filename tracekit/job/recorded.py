@@ -17,14 +17,14 @@ _LOOK_BACK = 4
 
 def add_groups(groups: list[LocalGroup], manifest: Manifest) -> None:
     """Groups that the manifest lists and the trace does not, behind the others; a whole list takes the place of a cut one."""
-    place = {group.name: i for i, group in enumerate(groups)}
+    index = {group.name: i for i, group in enumerate(groups)}
     for listed in manifest.groups:
-        told = LocalGroup(listed.name, listed.description, tuple(listed.ranks), len(listed.ranks), backend=listed.backend)
-        at = place.get(listed.name)
+        recorded = LocalGroup(listed.name, listed.description, tuple(listed.ranks), len(listed.ranks), backend=listed.backend)
+        at = index.get(listed.name)
         if at is None:
-            groups.append(told)
-        elif groups[at].ranks is None and groups[at].size in (0, told.size):
-            groups[at] = told
+            groups.append(recorded)
+        elif groups[at].ranks is None and groups[at].size in (0, recorded.size):
+            groups[at] = recorded
 
 
 def add_calls(tables: RankTables, operations: pd.DataFrame, groups: list[LocalGroup], manifest: Manifest) -> None:
@@ -38,8 +38,8 @@ def add_calls(tables: RankTables, operations: pd.DataFrame, groups: list[LocalGr
     order = np.argsort(time, kind="stable")
     around = _operator_around(tables, time[order])
     known = around != NULL
-    place = {group.name: i for i, group in enumerate(groups)}
-    group_of = np.array([place.get(group.name, -1) for group in manifest.groups] + [-1], np.int32)
+    index = {group.name: i for i, group in enumerate(groups)}
+    group_of = np.array([index.get(group.name, -1) for group in manifest.groups] + [-1], np.int32)
     group = group_of[np.array(calls.group, np.int64)[order][known]]
     seq = np.array(calls.seq, np.int64)[order][known]
     started, first = np.unique(around[known], return_index=True)
@@ -50,10 +50,10 @@ def add_calls(tables: RankTables, operations: pd.DataFrame, groups: list[LocalGr
     operations.loc[hit, "seq"] = seq[first][at[hit]]
     if calls.dtype:  # a rank that gets its share of a scatter shows no input, and so no type
         types = np.array([element_type(text)[0] for text in calls.strings], dtype=object)
-        told = types[np.array(calls.dtype, np.int64)[order][known]][first]
+        recorded = types[np.array(calls.dtype, np.int64)[order][known]][first]
         named = np.asarray(operations["dtype"], dtype=object)
         missing = np.flatnonzero(hit & (named == ""))
-        named[missing] = told[at[missing]]
+        named[missing] = recorded[at[missing]]
         operations["dtype"] = pd.Categorical(named)
 
 

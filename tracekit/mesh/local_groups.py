@@ -35,20 +35,20 @@ def local_groups(tables: RankTables) -> tuple[list[LocalGroup], Int32Array]:
         entries = info.get("pg_config")
         listed = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
         for entry in listed:
-            found.place(_configured(entry, world))
+            found.add(_configured(entry, world))
         counted = _integer(info.get("pg_count"), len(listed))
         if listed and counted != len(listed):
             world.notes.append(f"pg_count is {counted}, {len(listed)} process groups are listed: the listed ones are used")
     configured = len(found.groups)
     mentions, inverse = _mentions(tables, world)
-    places = [-1 if mention is None else found.place(mention) for mention in mentions]
+    indices = [-1 if mention is None else found.add(mention) for mention in mentions]
     if configured and len(found.groups) > configured:
         unlisted = [_label(group) for group in found.groups[configured:]]
         world.notes.append(f"collectives run on process groups that pg_config does not list: {some(unlisted)}")
     for note in dict.fromkeys([*world.notes, *_unknown(found.groups)]):
         tables.coverage.note(note)
     groups = [LocalGroup(g.name, g.description, g.ranks, g.size, g.known if g.ranks is None else (), g.backend) for g in found.groups]
-    return groups, np.array([*places, -1], np.int32)[inverse]
+    return groups, np.array([*indices, -1], np.int32)[inverse]
 
 
 @dataclass(frozen=True)
@@ -231,12 +231,12 @@ class _Found:
         self.by_name: dict[str, list[int]] = {}
         self.world = world
 
-    def place(self, mention: _Mention) -> int:
+    def add(self, mention: _Mention) -> int:
         """Index of the group that this mention belongs to; a new one where none fits; -1 where there are too many."""
-        place = self._fitting(mention)
-        if place >= 0:
-            self.groups[place] = _merged(self.groups[place], mention)
-            return place
+        position = self._fitting(mention)
+        if position >= 0:
+            self.groups[position] = _merged(self.groups[position], mention)
+            return position
         if len(self.groups) >= MOST_GROUPS:
             self.world.notes.append(f"there are more than {MOST_GROUPS} process groups: the others are left out")
             return -1
@@ -245,9 +245,9 @@ class _Found:
         return len(self.groups) - 1
 
     def _fitting(self, mention: _Mention) -> int:
-        for place in self.by_name.get(mention.name, []):
-            if _same(self.groups[place], mention):
-                return place
+        for position in self.by_name.get(mention.name, []):
+            if _same(self.groups[position], mention):
+                return position
         if mention.named or mention.ranks is None:
             return -1
         alike = [i for i, group in enumerate(self.groups) if group.ranks == mention.ranks]

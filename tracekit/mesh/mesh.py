@@ -72,20 +72,20 @@ def parse_mesh(text: str) -> tuple[Axis, ...]:
 
 def coordinate(rank: int, axes: Sequence[Axis]) -> tuple[int, ...]:
     """Place of a rank on every axis (row-major). ValueError for a rank that is not on the mesh."""
-    place = []
+    index = []
     left = rank
     for axis in reversed(axes):
         left, at = divmod(left, axis.size)
-        place.append(at)
+        index.append(at)
     if left != 0:
         raise ValueError(f"rank {rank} is not on a mesh of {_shape(axes)}")
-    return tuple(reversed(place))
+    return tuple(reversed(index))
 
 
-def rank_of(place: Sequence[int], axes: Sequence[Axis]) -> int:
+def rank_of(index: Sequence[int], axes: Sequence[Axis]) -> int:
     """The rank at a coordinate. ValueError for a coordinate that is not on the mesh."""
     rank = 0
-    for at, axis in zip(place, axes, strict=True):
+    for at, axis in zip(index, axes, strict=True):
         if not 0 <= at < axis.size:
             raise ValueError(f"{at} is no place on axis {axis.name} of size {axis.size}")
         rank = rank * axis.size + at
@@ -101,7 +101,7 @@ def groups_of_axis(axes: Sequence[Axis], names: Iterable[str]) -> list[tuple[int
     fixed = [range(1) if a.name in wanted else range(a.size) for a in axes]
     moving = [range(a.size) if a.name in wanted else range(1) for a in axes]
     steps = [rank_of(step, axes) for step in product(*moving)]
-    return [tuple(base + step for step in steps) for base in (rank_of(place, axes) for place in product(*fixed))]
+    return [tuple(base + step for step in steps) for base in (rank_of(index, axes) for index in product(*fixed))]
 
 
 def infer_mesh(

@@ -124,8 +124,8 @@ class Assembly:
         distinct = dict.fromkeys(decoded)
         if len(distinct) == len(decoded):
             return decoded, None
-        places = {text: i for i, text in enumerate(distinct)}
-        return list(distinct), np.array([places[text] for text in decoded], np.int32)
+        indices = {text: i for i, text in enumerate(distinct)}
+        return list(distinct), np.array([indices[text] for text in decoded], np.int32)
 
     def _drop_unused_lanes(self, lane: Int32Array) -> None:
         """Forget lanes of no row (see ``_strings``), and number the others anew in ``lane``."""

@@ -133,11 +133,11 @@ def resolve(files: Sequence[Claimant]) -> tuple[list[int | None], list[list[str]
     _adopt_windows(files, ranks)
     for (coverage, _, _), rank in zip(files, ranks, strict=True):
         coverage.rank = rank
-    _say_what_changed(files, first, ranks, problems, notes)
+    _changes(files, first, ranks, problems, notes)
     _set_unknown(files, ranks, problems, notes)
     _set_duplicates(files, ranks, problems)
-    for (coverage, _, _), said in zip(files, problems, strict=True):
-        for problem in said:
+    for (coverage, _, _), claimed in zip(files, problems, strict=True):
+        for problem in claimed:
             coverage.note(problem)
     return ranks, problems, notes
 
@@ -209,7 +209,7 @@ def _adopt_windows(files: Sequence[Claimant], ranks: list[int | None]) -> None:
             ranks[i] = known.get(identity.process)
 
 
-def _say_what_changed(
+def _changes(
     files: Sequence[Claimant], first: list[int | None], ranks: list[int | None], problems: list[list[str]], notes: list[str]
 ) -> None:
     pairs = _pairs(files, first)
@@ -221,13 +221,13 @@ def _say_what_changed(
             problems[i].append(f"rank {after} was taken from another window of the same process {shown(identity.process)}")
         elif before != after:
             better = next((s for s in (RECORDS, NAME) if identity.claims.get(s) == after), INFO)
-            said = what_tells(identity.source)
+            claimed = what_tells(identity.source)
             if i in twins:
                 pair = sorted((shown(coverage.file), shown(files[twins[i]][0].file)))
-                claim = f"{said} gives {pair[0]} and {pair[1]} the same rank {before}"
+                claim = f"{claimed} gives {pair[0]} and {pair[1]} the same rank {before}"
                 notes.append(f"{claim}; their ranks were taken from {what_tells(better)}")
             else:
-                claim = f"{said} says rank {before}"
+                claim = f"{claimed} says rank {before}"
             problems[i].append(f"{claim}; rank {after} of this file was taken from {what_tells(better)}")
 
 

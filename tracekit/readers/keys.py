@@ -61,9 +61,9 @@ def find_key(text: Native, start: Native, length: Native, table: Native) -> Nati
         tail = head
     else:
         tail = load64(text, start + length - 8)
-    place = _slot_of(head, tail, length)
+    position = _slot_of(head, tail, length)
     while True:
-        slot = table + 32 * place
+        slot = table + 32 * position
         size = load_int64(slot, 0)
         if size < 0:
             return np.int64(-1)
@@ -71,7 +71,7 @@ def find_key(text: Native, start: Native, length: Native, table: Native) -> Nati
             key = load_int64(slot, 24)
             if length <= 16 or same_bytes(text, start, table, _MIDDLE + (PAD + _LONGEST) * key, length):
                 return key
-        place = (place + 1) & (KEY_SLOTS - 1)
+        position = (position + 1) & (KEY_SLOTS - 1)
 
 
 def key_table(keys: Iterable[str]) -> Any:
@@ -89,10 +89,10 @@ def key_table(keys: Iterable[str]) -> Any:
         head = int.from_bytes(raw[:8], "little")
         tail = int.from_bytes(raw[-8:], "little")
         mixed = (head * int(_M1) ^ tail * int(_M2) ^ len(raw) << 55) & mask
-        place = (mixed ^ mixed >> 31) & (KEY_SLOTS - 1)
-        while slots[place, 0] != mask:
-            place = (place + 1) & (KEY_SLOTS - 1)
-        slots[place] = len(raw), head, tail, key
+        position = (mixed ^ mixed >> 31) & (KEY_SLOTS - 1)
+        while slots[position, 0] != mask:
+            position = (position + 1) & (KEY_SLOTS - 1)
+        slots[position] = len(raw), head, tail, key
     return memory
 
 

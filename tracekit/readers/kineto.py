@@ -16,7 +16,7 @@ from tracekit.trace.events import Category, Coverage, RankTables
 
 if TYPE_CHECKING:
     from tracekit.readers.assembly import Assembly
-    from tracekit.readers.stream import Outcome
+    from tracekit.readers.stream import StreamSummary
 
 #: Events that say nothing of the program: names of threads, the profiler's own span and its instants.
 _NOTHING_HAPPENED = [int(c) for c in (Category.METADATA, Category.TRACE, Category.OTHER)]
@@ -49,16 +49,16 @@ def read_trace(source: Source, *, threads: int = 2, progress: Callable[[int], No
     except read_errors() as error:
         raise InputError(f"{clean(source.name)}: cannot be read ({reason(error)})", "check the file and its permissions") from error
     coverage = Coverage(source.url)
-    _refuse_useless(source, events.outcome, text.damage, len(assembly))
-    metadata, problems = tolerant.parse_metadata(events.outcome.head, events.outcome.tail)
+    _refuse_useless(source, events.summary, text.damage, len(assembly))
+    metadata, problems = tolerant.parse_metadata(events.summary.head, events.summary.tail)
     for problem in problems:
         coverage.note(problem, "repaired")
     tables = assembly.finish(metadata, coverage)
-    _note(coverage, events.outcome, text.damage, assembly)
+    _note(coverage, events.summary, text.damage, assembly)
     if entries().problem:
         coverage.note(entries().problem)
     _refuse_idle(source, tables)
-    if events.outcome.bare_list:
+    if events.summary.bare_list:
         _read_as_autograd(tables)
     return tables
 
@@ -70,11 +70,11 @@ def warm_up() -> None:
     entries()
 
 
-def _refuse_useless(source: Source, outcome: Outcome, damage: str, rows: int) -> None:
+def _refuse_useless(source: Source, summary: StreamSummary, damage: str, rows: int) -> None:
     """InputError, one line, for a file of which nothing can be used."""
     name = clean(source.name)
-    text = outcome.head.removeprefix(BOM).strip(b" \t\r\n\x00")
-    if outcome.bytes_read == 0 and damage:
+    text = summary.head.removeprefix(BOM).strip(b" \t\r\n\x00")
+    if summary.bytes_read == 0 and damage:
         raise InputError(f"{name} is damaged: {damage}", _ANEW)
     if text in (b"", b"{}"):
         raise InputError(f"{name} is empty: it holds no events", _ANEW)
@@ -82,9 +82,9 @@ def _refuse_useless(source: Source, outcome: Outcome, damage: str, rows: int) ->
         raise InputError(f"{name} is not a trace (neither JSON nor packed JSON)", _REMEDY)
     if rows:
         return
-    if outcome.head_is_cut or (outcome.found and outcome.truncated):
+    if summary.head_is_cut or (summary.found and summary.truncated):
         raise InputError(f"{name} holds no events: it is truncated before its first event", _ANEW)
-    if outcome.found and not outcome.bare_list:
+    if summary.found and not summary.bare_list:
         raise InputError(f"{name} holds no events", "profile at least one active step")
     raise InputError(f"{name} holds no events (JSON without a list traceEvents)", _REMEDY)
 
@@ -100,10 +100,10 @@ def _refuse_idle(source: Source, tables: RankTables) -> None:
     raise InputError(f"{name} holds no events, only their metadata{cut}", _ANEW if cut else "profile at least one active step")
 
 
-def _note(coverage: Coverage, outcome: Outcome, damage: str, assembly: Assembly) -> None:
-    arrows, commas, twice, bad_times = (int(n) for n in outcome.counts)
+def _note(coverage: Coverage, summary: StreamSummary, damage: str, assembly: Assembly) -> None:
+    arrows, commas, twice, bad_times = (int(n) for n in summary.counts)
     coverage.arrows = arrows
-    repairs = dict(outcome.repairs)
+    repairs = dict(summary.repairs)
     cut = repairs.pop("truncated", 0)
     for sentence in tolerant.sentences(repairs):
         coverage.note(sentence, "repaired")
@@ -117,9 +117,9 @@ def _note(coverage: Coverage, outcome: Outcome, damage: str, assembly: Assembly)
     for key in ("utf8", "literal"):
         if assembly.odd_strings[key]:
             coverage.note(tolerant.sentence(key, assembly.odd_strings[key]), "repaired")
-    if outcome.gave_up:
-        coverage.note(outcome.gave_up, "truncated")
-    elif outcome.truncated or cut:
+    if summary.gave_up:
+        coverage.note(summary.gave_up, "truncated")
+    elif summary.truncated or cut:
         why = f" ({damage})" if damage else ""
         coverage.note(f"the file is truncated{why}: the {coverage.events + coverage.arrows} events before the cut are used", "truncated")
     elif damage:

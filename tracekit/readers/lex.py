@@ -136,8 +136,8 @@ word_end32 = _masker(_ends_a_word)
 def _bit_finder(kind: Any) -> Any:
     def typing(_context: Any, _mask: Any) -> Any:
         def code(_compiler: Any, builder: Any, signature: Any, args: Any) -> Any:
-            place = builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
-            return builder.zext(place, ir.IntType(64)) if signature.args[0].bitwidth < 64 else place
+            position = builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
+            return builder.zext(position, ir.IntType(64)) if signature.args[0].bitwidth < 64 else position
 
         return types.intp(kind), code
 

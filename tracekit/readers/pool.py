@@ -73,16 +73,16 @@ def intern(text: Native, start: Native, length: Native, kind: Native, pool: Nati
     table = load_int64(pool, _WORD * TABLE)
     arena = load_int64(pool, _WORD * ARENA)
     mask = load_int64(pool, _WORD * MASK)
-    place = np.int64(h) & mask
+    position = np.int64(h) & mask
     while True:
-        slot = table + _SLOT * place
+        slot = table + _SLOT * position
         code = load_int64(slot, _WORD)
         if code < 0:
             return _added(text, start, length, mark, h, slot, pool)
         known = load64(slot, 0) == h and load_int64(slot, 3 * _WORD) == mark
         if known and same_bytes(text, start, arena, load_int64(slot, 2 * _WORD), length):
             return code
-        place = (place + 1) & mask
+        position = (position + 1) & mask
 
 
 @jit(**COMPILED)
@@ -121,10 +121,10 @@ def rehash(pool: Native) -> Native:
         offset = load_int64(entry, 0)
         mark = load_int64(entry, _WORD)
         h = hash_bytes(load_int64(pool, _WORD * ARENA), offset, mark >> 2, mark)
-        place = np.int64(h) & mask
-        while load_int64(load_int64(pool, _WORD * TABLE), _SLOT * place + _WORD) >= 0:
-            place = (place + 1) & mask
-        _fill(load_int64(pool, _WORD * TABLE) + _SLOT * place, h, code, offset, mark)
+        position = np.int64(h) & mask
+        while load_int64(load_int64(pool, _WORD * TABLE), _SLOT * position + _WORD) >= 0:
+            position = (position + 1) & mask
+        _fill(load_int64(pool, _WORD * TABLE) + _SLOT * position, h, code, offset, mark)
 
 
 class Pool:

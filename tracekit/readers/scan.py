@@ -238,7 +238,7 @@ def _read_top(text: Native, i: Native, end: Native, key: Native, record: Native,
         value, i = _one_letter(text, i, end)
         put(record, PH, value)
     elif key == PID or key == TID:
-        value, i = _place(text, i, end, pool)
+        value, i = _lane_part(text, i, end, pool)
         put(record, key, value)
     elif key == ARGS:  # not an object
         i = end_of_value(text, i, end)
@@ -259,7 +259,7 @@ def _one_letter(text: Native, i: Native, end: Native) -> Native:
 
 
 @jit(**COMPILED)
-def _place(text: Native, i: Native, end: Native, pool: Native) -> Native:
+def _lane_part(text: Native, i: Native, end: Native, pool: Native) -> Native:
     """(pid or tid, offset behind it or _FULL): the number, also of a number in quotes; TEXT_KEY + code of anything else."""
     value, behind, valid = number(text, i, end, _WHOLE)
     if valid and value < TEXT_KEY and value > -TEXT_KEY:
@@ -394,20 +394,20 @@ def find_lane(control: Native, pid: Native, tid: Native) -> Native:
         return lane
     mask = word(control, LANE_MASK)
     mixed = np.uint64(pid) * np.uint64(0x9E3779B97F4A7C15) ^ np.uint64(tid) * np.uint64(0xC2B2AE3D27D4EB4F)
-    place = np.int64(mixed >> np.uint64(40)) & mask
+    slot_index = np.int64(mixed >> np.uint64(40)) & mask
     while True:
-        lane = np.int64(load32(word(control, LANE_TABLE), 4 * place))
+        lane = np.int64(load32(word(control, LANE_TABLE), 4 * slot_index))
         if lane < 0:
             break
         if word(keys, 2 * lane) == pid and word(keys, 2 * lane + 1) == tid:
             put(control, LAST_LANE, lane)
             return lane
-        place = (place + 1) & mask
+        slot_index = (slot_index + 1) & mask
     if count >= word(control, LANE_CAPACITY):
         return np.int64(-1)
     put(keys, 2 * count, pid)
     put(keys, 2 * count + 1, tid)
-    store32(word(control, LANE_TABLE), 4 * place, np.int32(count))
+    store32(word(control, LANE_TABLE), 4 * slot_index, np.int32(count))
     put(control, LANES, count + 1)
     put(control, LAST_LANE, count)
     return count

@@ -52,7 +52,7 @@ class Found:
 
 
 @dataclass
-class _Finds:
+class _Search:
     """Sources and skipped files so far. ``ids`` tell one file from another, whatever the path that led to it."""
 
     sources: list[Source] = field(default_factory=list)
@@ -78,19 +78,19 @@ def find_sources(paths: Sequence[str]) -> Found:
 
     Raises InputError where a path does not exist, or where nothing at all was found.
     """
-    finds = _Finds()
+    seen_files = _Search()
     for path in paths:
-        before = finds.met
+        before = seen_files.met
         if remote.is_url(path) and not path.startswith("file://"):
-            _remote(path, finds)
+            _remote(path, seen_files)
         else:
-            _local(unquote(path.removeprefix("file://")) if path.startswith("file://") else path, finds)
-        if finds.met == before:
-            finds.skip(clean(path), "holds no trace: no file in it ends in .json, .json.gz or .json.zst", ("empty", path))
-    if not finds.sources:
-        raise _nothing(paths, finds)
-    sources = sorted(finds.sources, key=lambda source: (natural_key(source.name), natural_key(source.url)))
-    return Found(_with_distinct_names(sources), sorted(finds.skipped, key=lambda coverage: natural_key(coverage.file)))
+            _local(unquote(path.removeprefix("file://")) if path.startswith("file://") else path, seen_files)
+        if seen_files.met == before:
+            seen_files.skip(clean(path), "holds no trace: no file in it ends in .json, .json.gz or .json.zst", ("empty", path))
+    if not seen_files.sources:
+        raise _nothing(paths, seen_files)
+    sources = sorted(seen_files.sources, key=lambda source: (natural_key(source.name), natural_key(source.url)))
+    return Found(_with_distinct_names(sources), sorted(seen_files.skipped, key=lambda coverage: natural_key(coverage.file)))
 
 
 def natural_key(text: str) -> tuple[tuple[int, int, str], ...]:
@@ -102,25 +102,25 @@ def natural_key(text: str) -> tuple[tuple[int, int, str], ...]:
 # Local files ---------------------------------------------------------------------------------------------------------
 
 
-def _local(path: str, finds: _Finds) -> None:
+def _local(path: str, seen_files: _Search) -> None:
     full = os.path.abspath(os.path.expanduser(path)) if path else ""  # noqa: PTH100, PTH111 - Path("~nobody") raises
     try:
         status = os.stat(full)  # noqa: PTH116 - an empty Path is the current folder
     except PermissionError:
-        finds.skip(clean(path), "may not be read: permission denied", full)
+        seen_files.skip(clean(path), "may not be read: permission denied", full)
         return
     except (OSError, ValueError):
-        _glob(path, full, finds)
+        _glob(path, full, seen_files)
         return
     if stat.S_ISDIR(status.st_mode):
-        _walk(full, finds)
+        _walk(full, seen_files)
     elif stat.S_ISREG(status.st_mode):
-        _file(full, Path(full).name, status, finds, named=True)
+        _file(full, Path(full).name, status, seen_files, named=True)
     else:
-        finds.skip(clean(path), "is not a regular file and was not read", full)
+        seen_files.skip(clean(path), "is not a regular file and was not read", full)
 
 
-def _glob(path: str, full: str, finds: _Finds) -> None:
+def _glob(path: str, full: str, seen_files: _Search) -> None:
     """What a pattern matches; InputError for a path that is no pattern, or matches nothing."""
     if not _MAGIC.search(path) or "\0" in path:
         raise InputError(f"there is no file or folder {shown(path)}", "check the path; the folder with the traces of all ranks will do")
@@ -134,14 +134,14 @@ def _glob(path: str, full: str, finds: _Finds) -> None:
     if not matches:
         raise InputError(f"no file matches {shown(path)}", "check the pattern, or give the folder itself")
     for match in matches:
-        status = _status(match, Path(match).name, finds)
+        status = _status(match, Path(match).name, seen_files)
         if status is not None and stat.S_ISDIR(status.st_mode):
-            _walk(match, finds)
+            _walk(match, seen_files)
         elif status is not None and stat.S_ISREG(status.st_mode):
-            _file(match, Path(match).name, status, finds, globbed=True)
+            _file(match, Path(match).name, status, seen_files, globbed=True)
 
 
-def _walk(root: str, finds: _Finds) -> None:
+def _walk(root: str, seen_files: _Search) -> None:
     """Every trace under a folder; a folder reached twice (links in a circle) is searched once."""
     waiting = [root]
     seen: set[object] = set()
@@ -156,34 +156,34 @@ def _walk(root: str, finds: _Finds) -> None:
                 names = [entry.name for entry in entries if not entry.name.startswith(".") and entry.name != "__pycache__"]
         except OSError as error:
             name = os.path.relpath(folder, root) if folder != root else Path(root).name
-            finds.skip(clean(name), f"could not be searched: {reason(error)}", folder)
+            seen_files.skip(clean(name), f"could not be searched: {reason(error)}", folder)
             continue
         for name in sorted(names):
             path = os.path.join(folder, name)  # noqa: PTH118 - thousands of files
-            status = _status(path, os.path.relpath(path, root), finds)
+            status = _status(path, os.path.relpath(path, root), seen_files)
             if status is not None and stat.S_ISDIR(status.st_mode):
                 waiting.append(path)
             elif status is not None and stat.S_ISREG(status.st_mode):
-                _file(path, os.path.relpath(path, root), status, finds)
+                _file(path, os.path.relpath(path, root), status, seen_files)
 
 
-def _status(path: str, name: str, finds: _Finds) -> os.stat_result | None:
+def _status(path: str, name: str, seen_files: _Search) -> os.stat_result | None:
     try:
         return os.stat(path)  # noqa: PTH116 - as above
     except OSError as error:
         if is_trace_name(Path(path).name):
-            finds.skip(clean(name), f"could not be opened: {reason(error)}", path)
+            seen_files.skip(clean(name), f"could not be opened: {reason(error)}", path)
         return None
 
 
-def _file(path: str, name: str, status: os.stat_result, finds: _Finds, named: bool = False, globbed: bool = False) -> None:
+def _file(path: str, name: str, status: os.stat_result, seen_files: _Search, named: bool = False, globbed: bool = False) -> None:
     problem = refusal(Path(path).name, named, globbed, partial(_open, path))
     if problem is None and not os.access(path, os.R_OK):
         problem = "may not be read: permission denied"
     if problem is None:
-        finds.add(Source(path, clean(name), status.st_size, status.st_mtime_ns), _identity(path, status))
+        seen_files.add(Source(path, clean(name), status.st_size, status.st_mtime_ns), _identity(path, status))
     elif problem:
-        finds.skip(clean(name), problem, _identity(path, status))
+        seen_files.skip(clean(name), problem, _identity(path, status))
 
 
 def _open(path: str) -> BinaryIO:
@@ -197,7 +197,7 @@ def _identity(path: str, status: os.stat_result) -> object:
 # Remote files --------------------------------------------------------------------------------------------------------
 
 
-def _remote(url: str, finds: _Finds) -> None:
+def _remote(url: str, seen_files: _Search) -> None:
     try:
         entries = sorted(remote.entries(url), key=lambda entry: natural_key(entry[0]))
     except ImportError as error:
@@ -209,9 +209,9 @@ def _remote(url: str, finds: _Finds) -> None:
     for full, name, size, mtime, named in entries:
         problem = refusal(PurePosixPath(name).name, named, False, partial(remote.open_url, full))
         if problem is None:
-            finds.add(Source(full, clean(name), size, mtime), full)
+            seen_files.add(Source(full, clean(name), size, mtime), full)
         elif problem:
-            finds.skip(clean(name), problem, full)
+            seen_files.skip(clean(name), problem, full)
 
 
 # Names and messages --------------------------------------------------------------------------------------------------
@@ -232,10 +232,10 @@ def _repeated(names: list[str]) -> Iterator[str]:
         seen.add(name)
 
 
-def _nothing(paths: Sequence[str], finds: _Finds) -> InputError:
-    places = ", ".join(shown(path) for path in paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
-    problem = f"no trace was found in {places}" if paths else "no path was given"
-    skipped = [coverage for coverage in finds.skipped if not coverage.problems[0].startswith("holds no trace")]
+def _nothing(paths: Sequence[str], seen_files: _Search) -> InputError:
+    searched = ", ".join(shown(path) for path in paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
+    problem = f"no trace was found in {searched}" if paths else "no path was given"
+    skipped = [coverage for coverage in seen_files.skipped if not coverage.problems[0].startswith("holds no trace")]
     if skipped:
         more = f"; {len(skipped) - 1} more were passed over" if len(skipped) > 1 else ""
         problem += f" ({shown(skipped[0].file)} {skipped[0].problems[0]}{more})"

@@ -20,7 +20,7 @@ from tracekit.readers import scan
 from tracekit.readers.compressed import BOM, TextStream
 from tracekit.readers.entry import entries
 from tracekit.readers.lex import PAD
-from tracekit.readers.worker import COUNTS, Block, Piece, Worker
+from tracekit.readers.worker import COUNTS, Block, Parsed, Worker
 
 CHUNK = 4 << 20
 #: An event that is longer than this is not read, and neither is what follows it. The same holds for the text before the first event.
@@ -39,7 +39,7 @@ _NOTHING = b" \t\r\n,\x00"
 
 
 @dataclass
-class Outcome:
+class StreamSummary:
     """What the text outside the events was, and how reading it went."""
 
     head: bytes = b""
@@ -59,13 +59,13 @@ class Outcome:
 class _Job:
     """A buffer that a worker is parsing."""
 
-    future: Future[Piece]
+    future: Future[Parsed]
     worker: int
     text: memoryview
 
 
 class EventStream:
-    """Reads one text; ``blocks()`` yields (worker, block) in file order, after which ``outcome`` is complete."""
+    """Reads one text; ``blocks()`` yields (worker, block) in file order, after which ``summary`` is complete."""
 
     def __init__(self, stream: TextStream, workers: list[Worker], chunk: int = CHUNK) -> None:
         self._stream = stream
@@ -75,7 +75,7 @@ class EventStream:
         self._carry = b""  # text that follows what was accepted so far, not yet parsed for good
         self._finished = False  # the list of events was closed
         self._left_off = ""  # why the text was not read to its end
-        self.outcome = Outcome()
+        self.summary = StreamSummary()
 
     def blocks(self) -> Iterator[tuple[int, Block]]:
         """All blocks of all events."""
@@ -86,18 +86,18 @@ class EventStream:
         free = deque(range(len(self._workers)))
         running: deque[_Job] = deque()
         try:
-            for piece in self._pieces(text):
+            for parsed in self._buffers(text):
                 if self._is_over():
                     while running:
                         yield from self._accept(running.popleft())
-                    self._keep_tail(bytes(piece))
+                    self._keep_tail(bytes(parsed))
                     break
                 if not free:
                     job = running.popleft()
                     yield from self._accept(job)
                     free.append(job.worker)
                 worker = free.popleft()
-                running.append(_Job(pool.submit(self._parse, worker, piece), worker, piece))
+                running.append(_Job(pool.submit(self._parse, worker, parsed), worker, parsed))
             while running:
                 yield from self._accept(running.popleft())
             yield from self._finish()
@@ -105,9 +105,9 @@ class EventStream:
             pool.shutdown(cancel_futures=True)
 
     def _is_over(self) -> bool:
-        return self._finished or bool(self.outcome.gave_up)
+        return self._finished or bool(self.summary.gave_up)
 
-    def _parse(self, worker: int, text: memoryview) -> Piece:
+    def _parse(self, worker: int, text: memoryview) -> Parsed:
         """``text`` is a slice of a padded buffer: the padding is behind its end."""
         base = _array(text)
         begin = _offset(text, base)
@@ -115,67 +115,67 @@ class EventStream:
 
     def _accept(self, job: _Job) -> Iterator[tuple[int, Block]]:
         """Take a worker's result if the text before it ended cleanly, else parse the left-over and this text together."""
-        piece = job.future.result()
+        parsed = job.future.result()
         if self._is_over():
             self._keep_tail(bytes(job.text))
             return
         if self._carry:
             yield from self._again(job.worker, self._carry + bytes(job.text), final=False)
             return
-        yield from self._taken(job.worker, piece)
+        yield from self._taken(job.worker, parsed)
         begin = _offset(job.text, _array(job.text))
-        rest = bytes(job.text[piece.position - begin :])
-        if piece.stopped == scan.END:
+        rest = bytes(job.text[parsed.position - begin :])
+        if parsed.stopped == scan.END:
             self._finished = True
             self._keep_tail(rest)
-        elif piece.stopped == scan.SYNTAX:
+        elif parsed.stopped == scan.SYNTAX:
             yield from self._again(job.worker, rest, final=False)
         else:
             self._carry = rest.strip(_NOTHING)
 
     def _again(self, worker: int, text: bytes, final: bool) -> Iterator[tuple[int, Block]]:
-        repairs = max(MOST_REPAIRS, self.outcome.rows) - self.outcome.repairs.total()
-        piece = self._workers[worker].parse_tolerant(text, final, repairs)
-        yield from self._taken(worker, piece)
-        rest = text[piece.position :]
-        if piece.stopped == scan.END:
+        repairs = max(MOST_REPAIRS, self.summary.rows) - self.summary.repairs.total()
+        parsed = self._workers[worker].parse_tolerant(text, final, repairs)
+        yield from self._taken(worker, parsed)
+        rest = text[parsed.position :]
+        if parsed.stopped == scan.END:
             self._finished = True
             self._carry = b""
             self._keep_tail(rest)
         else:
             self._carry = rest.strip(_NOTHING)
-            if piece.stopped == scan.SYNTAX:
-                self.outcome.gave_up = f"more than {MOST_REPAIRS} events are broken: reading stopped there"
+            if parsed.stopped == scan.SYNTAX:
+                self.summary.gave_up = f"more than {MOST_REPAIRS} events are broken: reading stopped there"
             elif len(self._carry) > LONGEST:
-                self.outcome.gave_up = TOO_LONG
+                self.summary.gave_up = TOO_LONG
 
-    def _taken(self, worker: int, piece: Piece) -> Iterator[tuple[int, Block]]:
-        self.outcome.counts += piece.counts
-        self.outcome.repairs += piece.repairs
-        self.outcome.rows += sum(map(len, piece.blocks))
-        for block in piece.blocks:
+    def _taken(self, worker: int, parsed: Parsed) -> Iterator[tuple[int, Block]]:
+        self.summary.counts += parsed.counts
+        self.summary.repairs += parsed.repairs
+        self.summary.rows += sum(map(len, parsed.blocks))
+        for block in parsed.blocks:
             yield worker, block
 
     def _finish(self) -> Iterator[tuple[int, Block]]:
         """What is left when the text has ended: repair what can be, then it was cut off or complete."""
         if not self._finished:
-            self.outcome.gave_up = self.outcome.gave_up or self._left_off
+            self.summary.gave_up = self.summary.gave_up or self._left_off
         while self._carry and not self._is_over():
             before = self._carry
             yield from self._again(0, before, final=True)
             if self._carry == before:
                 break
-        self.outcome.truncated = not self._finished
+        self.summary.truncated = not self._finished
         if self._finished:
             self._drain_tail()
 
     def _keep_tail(self, text: bytes) -> None:
-        if self._finished and len(self.outcome.tail) < LONGEST_TAIL:
-            self.outcome.tail += text
+        if self._finished and len(self.summary.tail) < LONGEST_TAIL:
+            self.summary.tail += text
 
     def _drain_tail(self) -> None:
         buffer = bytearray(CHUNK)
-        while not self._ended and len(self.outcome.tail) < LONGEST_TAIL:
+        while not self._ended and len(self.summary.tail) < LONGEST_TAIL:
             count = self._fill(memoryview(buffer))
             self._keep_tail(bytes(memoryview(buffer)[:count]))
 
@@ -183,7 +183,7 @@ class EventStream:
 
     def _fill(self, target: memoryview) -> int:
         count = self._stream.fill(target)
-        self.outcome.bytes_read += count
+        self.summary.bytes_read += count
         if count < len(target):
             self._ended = True
         return count
@@ -202,16 +202,16 @@ class EventStream:
             larger[:used] = buffer[:used]
             buffer, size = larger, 2 * size
             used += self._fill(memoryview(buffer)[used:size])
-        self.outcome.head_is_cut = at == -1
+        self.summary.head_is_cut = at == -1
         if at < 0:
             found = _EVENTS.search(bytes(buffer[:used]))  # the text before it may be no JSON
             at = found.end() if found is not None else -1
-        self.outcome.head = bytes(buffer[: at if at >= 0 else used])
-        self.outcome.found = at >= 0
-        self.outcome.bare_list = at >= 0 and self.outcome.head[start:].strip() == b"["
+        self.summary.head = bytes(buffer[: at if at >= 0 else used])
+        self.summary.found = at >= 0
+        self.summary.bare_list = at >= 0 and self.summary.head[start:].strip() == b"["
         return memoryview(buffer)[at:used] if at >= 0 else None
 
-    def _pieces(self, text: memoryview) -> Iterator[memoryview]:
+    def _buffers(self, text: memoryview) -> Iterator[memoryview]:
         """The text in buffers, each but the last cut at what looks like the start of an event."""
         while True:
             if self._ended:
@@ -245,8 +245,8 @@ def _offset(text: memoryview, base: Any) -> int:
 
 def _clear_behind(text: memoryview, cut: int) -> None:
     """Zeros behind a cut: the parser of the first part may look PAD bytes beyond it. (The rest was copied already.)"""
-    whole = np.frombuffer(text, np.uint8)
-    whole[cut : cut + PAD] = 0
+    padded = np.frombuffer(text, np.uint8)
+    padded[cut : cut + PAD] = 0
 
 
 def _last_start(text: memoryview) -> int:

@@ -21,7 +21,7 @@ LEAST_ROWS, LANES, ENTRIES, ARENA = 1 << 10, 1 << 10, 1 << 13, 1 << 20
 #: Room that the pool is given when it is full, if the rest of the buffer does not ask for more: the longest string of the buffer fits.
 LEAST_ROOM = 1 << 20
 _BETWEEN = (b",", b" ", b"\n", b"\r", b"\t")
-#: What a pass counts: ARROWS, COMMAS, DUPLICATES, BAD_TIMES, as words of the control block and, without COUNTS.start, of ``Piece.counts``.
+#: What a pass counts: ARROWS, COMMAS, DUPLICATES, BAD_TIMES, as words of the control block and, without COUNTS.start, of ``Parsed.counts``.
 COUNTS = slice(scan.ARROWS, scan.BAD_TIMES + 1)
 
 
@@ -42,7 +42,7 @@ class Block:
 
 
 @dataclass
-class Piece:
+class Parsed:
     """What came of one buffer: blocks, where it stopped and why, and what was repaired on the way."""
 
     blocks: list[Block] = field(default_factory=list)
@@ -96,47 +96,47 @@ class Worker:
         """Lanes seen so far."""
         return int(self._control[scan.LANES])
 
-    def parse(self, buffer: Any, position: int, end: int) -> Piece:
+    def parse(self, buffer: Any, position: int, end: int) -> Parsed:
         """Read ``buffer[position:end]`` (padded) until it ends, the list ends, or something is no JSON."""
-        piece = Piece()
+        parsed = Parsed()
         self._begin()
-        self._scan(piece, buffer, position, end)
-        return self._finished(piece)
+        self._scan(parsed, buffer, position, end)
+        return self._finished(parsed)
 
-    def parse_tolerant(self, data: bytes, final: bool, repairs: int) -> Piece:
+    def parse_tolerant(self, data: bytes, final: bool, repairs: int) -> Parsed:
         """Like ``parse``, but events that are no JSON are repaired or skipped, one by one, up to a number of ``repairs``.
 
         ``final``: the file ends with ``data``. ``position`` of the result counts in ``data``; it is less than its length only when more
         bytes are needed (MORE) or there would have been more repairs (SYNTAX).
         """
-        piece = Piece()
+        parsed = Parsed()
         buffer = padded(data)
         position = 0
         self._begin()
         while position < len(data):
-            self._scan(piece, buffer, position, len(data))
-            position = piece.position
-            if piece.stopped != scan.SYNTAX or piece.repairs.total() >= repairs:
+            self._scan(parsed, buffer, position, len(data))
+            position = parsed.position
+            if parsed.stopped != scan.SYNTAX or parsed.repairs.total() >= repairs:
                 break
-            piece.stopped = scan.MORE
+            parsed.stopped = scan.MORE
             repair = tolerant.repair_event(data, position, final)
             if repair is None:
                 break
-            piece.repairs[repair.problem] += 1
+            parsed.repairs[repair.problem] += 1
             if repair.event is not None:
-                self._scan(piece, padded(repair.event), 0, len(repair.event))
+                self._scan(parsed, padded(repair.event), 0, len(repair.event))
             position = max(position + 1, repair.next)
             while data[position : position + 1] in _BETWEEN:
                 position += 1
-        piece.position = position
-        return self._finished(piece)
+        parsed.position = position
+        return self._finished(parsed)
 
     def _begin(self) -> None:
         self._control[COUNTS] = 0
         self._control[scan.ROW] = 0
         self._side_used[:] = 0
 
-    def _scan(self, piece: Piece, buffer: Any, position: int, end: int) -> None:
+    def _scan(self, parsed: Parsed, buffer: Any, position: int, end: int) -> None:
         """One run of the pass over a padded buffer. Rows stay in the output arrays until those are full."""
         text, control = int(buffer.ctypes.data), int(self._control.ctypes.data)
         while True:
@@ -146,17 +146,17 @@ class Worker:
             elif stopped == scan.LANES_FULL:
                 self._room_for_lanes(2 * len(self.lanes))
             elif stopped == scan.ROWS_FULL:
-                self._take_rows(piece, copy=True)
+                self._take_rows(parsed, copy=True)
             else:
-                piece.stopped, piece.position = stopped, position
+                parsed.stopped, parsed.position = stopped, position
                 return
 
-    def _finished(self, piece: Piece) -> Piece:
-        self._take_rows(piece, copy=False)
-        piece.counts[:] = self._control[COUNTS]
-        return piece
+    def _finished(self, parsed: Parsed) -> Parsed:
+        self._take_rows(parsed, copy=False)
+        parsed.counts[:] = self._control[COUNTS]
+        return parsed
 
-    def _take_rows(self, piece: Piece, copy: bool) -> None:
+    def _take_rows(self, parsed: Parsed, copy: bool) -> None:
         """Make a block of the rows that there are, and begin again at row 0."""
         rows = int(self._control[scan.ROW])
         if not rows:
@@ -166,7 +166,7 @@ class Worker:
             used = int(self._side_used[table])
             side.append((self._side_rows[table, :used], self._side[first : first + width, :used]))
         block = Block(self._wide[:, :rows], self._narrow[:, :rows], self._small[:, :rows], side)
-        piece.blocks.append(deepcopy(block) if copy else block)
+        parsed.blocks.append(deepcopy(block) if copy else block)
         self._control[scan.ROW] = 0
         self._side_used[:] = 0
 

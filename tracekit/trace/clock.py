@@ -49,7 +49,7 @@ def align(hosts: Mapping[int, str], rank: Int32Array, match: Int32Array, start: 
     A rank without a host name shares the clock of the others unless two hosts are known or a collective contradicts that; then it has
     its own. Clocks that no collective ties to the first rank's are not aligned: the first of each such set keeps offset 0.
     """
-    used, place_of = np.unique(rank, return_inverse=True)
+    used, rank_index = np.unique(rank, return_inverse=True)
     ranks = sorted({*hosts, *used.tolist()})
     named = {r: hosts.get(r, "") for r in ranks}
     gaps = _gaps(match, start, end)
@@ -61,7 +61,7 @@ def align(hosts: Mapping[int, str], rank: Int32Array, match: Int32Array, start: 
     domains = {r: f"host {named[r]}" if named[r] else f"rank {r}" for r in ranks}
     names = list(dict.fromkeys(domains.values()))
     index = {name: i for i, name in enumerate(names)}
-    domain = np.array([index[domains[int(r)]] for r in used], np.int64)[place_of]
+    domain = np.array([index[domains[int(r)]] for r in used], np.int64)[rank_index]
     offset, anchor = _spread(len(names), _ties(domain, match, start, end))
     gaps = _gaps(match, start - offset[domain], end - offset[domain])
     sound = not len(gaps) or float((gaps > CONTRADICTED_NS).mean()) <= CONTRADICTED_SHARE
@@ -81,16 +81,16 @@ def _note(names: list[str], offset: Int64Array, anchor: Int64Array, residual: in
     moved = [f"{name} by {'+' if ahead > 0 else '-'}{_us(abs(ahead))}" for name, ahead, apart in clocks if ahead and not apart]
     if moved:
         by_rank = ", ranks without a host name each by itself" if unnamed else ""
-        parts.append(f"clocks were aligned through matched collectives{by_rank}: {_few(moved)} against {names[0]}")
+        parts.append(f"clocks were aligned through matched collectives{by_rank}: {_listed(moved)} against {names[0]}")
     alone = [name for name, _, apart in clocks if apart]
     if alone:
-        parts.append(f"the clock of {_few(alone)} could not be compared with {names[0]} (no collective matched): its times stand apart")
+        parts.append(f"the clock of {_listed(alone)} could not be compared with {names[0]} (no collective matched): its times stand apart")
     if residual:
         parts.append(f"the aligned clocks still contradict a collective by {_us(residual)} (drift is not modelled)")
     return "; ".join(parts)
 
 
-def _few(items: list[str]) -> str:
+def _listed(items: list[str]) -> str:
     return ", ".join(items[:8]) + (f" and {len(items) - 8} more" if len(items) > 8 else "")
 
 

@@ -54,9 +54,9 @@ def enclosing(tables: RankTables, inner_rows: Int64Array, outer_rows: Int64Array
     end = start + tables.dur[outer_rows]
     order = _nesting_order(tables.lane[outer_rows].astype(np.int64), start, end)
     outer_rows, start, end = outer_rows[order], start[order], end[order]
-    place = np.full(len(tables), len(outer_rows), np.int64)
-    place[outer_rows] = np.arange(len(outer_rows))
-    lane, time, own = tables.lane[inner_rows].astype(np.int64), tables.ts[inner_rows], place[inner_rows]
+    position = np.full(len(tables), len(outer_rows), np.int64)
+    position[outer_rows] = np.arange(len(outer_rows))
+    lane, time, own = tables.lane[inner_rows].astype(np.int64), tables.ts[inner_rows], position[inner_rows]
     queries = _nesting_order(lane, time, -own)
     found = innermost(tables.lane[outer_rows].astype(np.int64), start, end, lane[queries], time[queries], own[queries])
     result[queries] = np.where(found >= 0, outer_rows[np.maximum(found, 0)], -1)

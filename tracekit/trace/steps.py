@@ -117,18 +117,18 @@ def _steps(tables: RankTables, rows: Int64Array, number: Int64Array, source: str
     whole = (duration > 0) & (duration < FOREIGN_NS) & (start >= window.low) & (start <= window.high)
     if not whole.all():
         rest = "(or times that cannot be true): not counted as steps"
-        _say(tables, int((~whole).sum()), "step mark has no end", "step marks have no end", rest)
+        _note(tables, int((~whole).sum()), "step mark has no end", "step marks have no end", rest)
     start, number, end = start[whole], number[whole], (start + duration)[whole]
     order = np.lexsort((-end, start))
     start, end, number = start[order], end[order], number[order]
     inner = np.append(False, end[1:] <= np.maximum.accumulate(end)[:-1])[: len(end)]
     if inner.any():
-        _say(tables, int(inner.sum()), "numbered range lies", "numbered ranges lie", "inside another one: counted as a part of that step")
+        _note(tables, int(inner.sum()), "numbered range lies", "numbered ranges lie", "inside another one: counted as a part of that step")
     start, end, number = start[~inner], end[~inner], number[~inner]
     start, end, number = _each_number_once(tables, start, end, number)
     overlap = end[:-1] > start[1:]
     if overlap.any():
-        _say(tables, int(overlap.sum()), "step overlaps", "steps overlap", "the next one: cut where that starts")
+        _note(tables, int(overlap.sum()), "step overlaps", "steps overlap", "the next one: cut where that starts")
         end[:-1] = np.minimum(end[:-1], start[1:])
     return Steps(number, start, end, source)
 
@@ -141,13 +141,13 @@ def _each_number_once(
     if len(used) < len(number):
         later = int((start >= end[first][inverse]).sum())
         if later:
-            _say(tables, later, "step repeats", "steps repeat", "the number of an earlier one: left out")
+            _note(tables, later, "step repeats", "steps repeat", "the number of an earlier one: left out")
         first.sort()
         start, end, number = start[first], end[first], number[first]
     return start, end, number
 
 
-def _say(tables: RankTables, count: int, one: str, many: str, rest: str) -> None:
+def _note(tables: RankTables, count: int, one: str, many: str, rest: str) -> None:
     tables.coverage.note(f"{count} {one if count == 1 else many} {rest}")
 
 
@@ -181,12 +181,12 @@ def _named(tables: RankTables) -> tuple[Int64Array, Int8Array]:
     by_operator = np.zeros(len(tables.strings), np.int8)
     for code in np.unique(tables.name[rows]).tolist():
         text = tables.text(code)
-        said = [kind for kind, pattern in enumerate(_PHASES, _FORWARD) if pattern.search(text)]
-        if len(said) == 1:
-            by_annotation[code] = said[0]
+        named_phases = [kind for kind, pattern in enumerate(_PHASES, _FORWARD) if pattern.search(text)]
+        if len(named_phases) == 1:
+            by_annotation[code] = named_phases[0]
             # "aten::nll_loss_forward" and the fused kernels of a compiler only sound like a phase.
             if text.startswith("Optimizer.") or (old and "::" not in text and not text.startswith("triton")):
-                by_operator[code] = said[0]
+                by_operator[code] = named_phases[0]
     kind = np.where(annotated, by_annotation[tables.name[rows]], by_operator[tables.name[rows]])
     return rows[kind > 0], kind[kind > 0]
 

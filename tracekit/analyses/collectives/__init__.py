@@ -69,8 +69,8 @@ class Collectives:
             reasons: dict[str, int] = {}
             for row in without:
                 reasons[row["not_measured"]] = reasons.get(row["not_measured"], 0) + 1
-            told = "; ".join(f"{count} of {len(rows)} rows: {reason}" for reason, count in sorted(reasons.items()))
-            result["not_measured"] = {"collectives bandwidth": told}
+            recorded = "; ".join(f"{count} of {len(rows)} rows: {reason}" for reason, count in sorted(reasons.items()))
+            result["not_measured"] = {"collectives bandwidth": recorded}
         return result
 
     def _record(self, i: int, row: dict[Any, Any]) -> dict[str, Any]:
@@ -223,9 +223,9 @@ def analyze(job: Job) -> Collectives:
     length = operations["end_ns"].to_numpy() - operations["start_ns"].to_numpy()
     duration = spread(keyed.key, length, count)
     order = np.argsort(-duration.total, kind="stable")
-    place = np.empty(count, np.int64)
-    place[order] = np.arange(count)
-    key = place[keyed.key]
+    index = np.empty(count, np.int64)
+    index[order] = np.arange(count)
+    key = index[keyed.key]
     keyed = gather.Keyed(key, keyed.first[order], keyed.full, keyed.folded[order], keyed.sizes[order])
     transfer, complete, moved = gather.transfers(job, keyed, count)
     duration = spread(key, length, count)

@@ -16,7 +16,7 @@ from tracekit.vocabulary import KINDS
 
 
 @dataclass(frozen=True)
-class Work:
+class Columns:
     """Operations of all ranks: one entry an operation.
 
     ``kind`` indexes KINDS. ``step`` and ``order`` follow the launch where it is known: the host runs the same program on every rank, while
@@ -51,7 +51,7 @@ class Work:
         return ~self.of_kind(*VAGUE)
 
 
-def work_of(operations: pd.DataFrame) -> Work:
+def columns_of(operations: pd.DataFrame) -> Columns:
     """The arrays of a table of operations; its launch columns may be absent."""
     nothing = np.full(len(operations), NULL, np.int64)
 
@@ -61,11 +61,11 @@ def work_of(operations: pd.DataFrame) -> Work:
     launch, own_step = column("launch_ns"), column("step_number")
     called_in = column("launch_step_number") if "launch_step_number" in operations else own_step
     kinds = pd.Categorical(operations["kind"])
-    place = np.array([KINDS.index(k) if k in KINDS else KINDS.index("unknown") for k in kinds.categories.astype(str)] + [len(KINDS) - 1])
-    return Work(
+    code = np.array([KINDS.index(k) if k in KINDS else KINDS.index("unknown") for k in kinds.categories.astype(str)] + [len(KINDS) - 1])
+    return Columns(
         rank=column("rank"),
         group=column("group"),
-        kind=place[kinds.codes].astype(np.int8),
+        kind=code[kinds.codes].astype(np.int8),
         seq=column("seq"),
         source=column("source_rank"),
         destination=column("destination_rank"),
@@ -86,7 +86,7 @@ def numbered(*columns: npt.NDArray[Any]) -> Int64Array:
     return result
 
 
-def place_among(ids: Int64Array, *order: Int64Array) -> Int64Array:
+def nth_of(ids: Int64Array, *order: Int64Array) -> Int64Array:
     """Place of each entry among those of the same id, in the given order (the first key counts most); ties keep the table's order."""
     arranged = np.lexsort((*order[::-1], ids))
     ranked = ids[arranged]
