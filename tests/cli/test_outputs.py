@@ -52,3 +52,12 @@ def test_the_cache_changes_nothing(tmp_path):
 
 def test_debug_may_stand_anywhere(tmp_path):
     assert CliRunner().invoke(cli, ["analyze", str(tmp_path / "nothing"), "--debug"]).exit_code == 2
+
+
+def test_a_report_that_cannot_be_written_costs_the_json_nothing(tmp_path):
+    link, found = tmp_path / "report.html", tmp_path / "x.json"
+    link.symlink_to(tmp_path / "gone" / "report.html")
+    result = analyze(traces(tmp_path / "job"), "-o", link, "--json", found, "--no-cache")
+    assert result.exit_code == 2
+    assert str(link) in result.output
+    assert json.loads(found.read_text())["job"]["ranks"] == [0, 1]

@@ -1,6 +1,5 @@
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -8,7 +7,7 @@ import pytest
 
 from tests.report.example import Given, breakdown, job
 from tracekit.findings import Finding
-from tracekit.report.document import ANALYSIS_KEYS, clean, document, encode, write_atomically
+from tracekit.report.document import ANALYSIS_KEYS, clean, document, encode
 from tracekit.trace.clock import Clock
 from tracekit.units import NULL
 
@@ -112,27 +111,3 @@ def test_operations() -> None:
         }
     ]
     assert "operations" not in document(job(), {})
-
-
-def test_a_file_is_replaced_only_when_the_new_one_is_whole(tmp_path: Path) -> None:
-    target = tmp_path / "out.json"
-    write_atomically(target, [b"one", b"two"])
-    assert target.read_bytes() == b"onetwo"
-
-    def breaks() -> object:
-        yield b"half"
-        raise OSError("disk full")
-
-    with pytest.raises(OSError, match="disk full"):
-        write_atomically(target, breaks())  # type: ignore[arg-type]
-    assert target.read_bytes() == b"onetwo"
-    assert list(tmp_path.iterdir()) == [target]
-
-
-def test_a_link_keeps_pointing_to_the_file_it_names(tmp_path: Path) -> None:
-    target, link = tmp_path / "real.json", tmp_path / "link.json"
-    target.write_bytes(b"old")
-    link.symlink_to(target)
-    write_atomically(link, [b"new"])
-    assert link.is_symlink()
-    assert target.read_bytes() == b"new"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping
@@ -104,19 +105,27 @@ def _refuse_to_replace_input(job: Job, *outputs: str | None) -> None:
 
 def _written(job: Job, results: Mapping[str, Result], report: str | None, json_file: str | None, operations: bool) -> dict[str, Any]:
     from tracekit.report import html
-    from tracekit.report.document import document, encode, write_atomically
+    from tracekit.report.document import document
 
     found = document(job, results, operations=operations)
-    if report is not None:
-        html.write(report, results, found)
-    if json_file is not None:
-        data = encode(found, indent=1) + b"\n"
-        if json_file == "-":
-            sys.stdout.buffer.write(data)
-            sys.stdout.buffer.flush()
-        else:
-            write_atomically(json_file, [data])
+    with contextlib.ExitStack() as both:  # a report that cannot be written does not keep the JSON from being written
+        if json_file is not None:
+            both.callback(_write_json, json_file, found)
+        if report is not None:
+            html.write(report, results, found)
     return found
+
+
+def _write_json(file: str, found: Mapping[str, Any]) -> None:
+    from tracekit.files import write_atomically
+    from tracekit.report.document import encode
+
+    data = encode(found, indent=1) + b"\n"
+    if file == "-":
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    else:
+        write_atomically(file, [data])
 
 
 def _refuse_partial(document: Mapping[str, Any]) -> None:

@@ -197,7 +197,8 @@ def _module(target: str, values: dict[str, Any], json_file: str | None, out: Any
 def _write_json(json_file: str | None, document: Mapping[str, Any]) -> None:
     if json_file is None:
         return
-    from tracekit.report.document import encode, write_atomically
+    from tracekit.files import write_atomically
+    from tracekit.report.document import encode
 
     data = encode(document, indent=2) + b"\n"
     if json_file == "-":

@@ -156,8 +156,9 @@ def _typed(value: Any, kind: type) -> Any:
 
 
 def _write(experiment: Experiment, output: str | None, json_file: str | None) -> None:
+    from tracekit.files import write_atomically
     from tracekit.report import experiment as report
-    from tracekit.report.document import encode, write_atomically
+    from tracekit.report.document import encode
 
     document = report.experiment_document(experiment)
     if output is not None:

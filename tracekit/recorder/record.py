@@ -23,12 +23,13 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, schedule
 
+from tracekit.files import write_atomically
 from tracekit.manifest import SUFFIX, Calls, Group, encode
 from tracekit.recorder import collectives, describe, private
 from tracekit.recorder.hooks import Hooks
 from tracekit.recorder.mesh import groups_of_rank
 from tracekit.recorder.owners import OwnerLog
-from tracekit.recorder.write import write_bytes, write_trace
+from tracekit.recorder.write import write_trace
 
 Labels = Literal["flight_recorder", "dispatch", "none"]
 
@@ -192,7 +193,7 @@ class Recorder:
         groups = groups_of_rank(self.said.mesh)
         said = describe.manifest(self.said, steps, groups, self._owners.columns(), self._calls(groups), notes)
         path = self._path(SUFFIX)
-        write_bytes(path, encode(said))
+        write_atomically(path, [encode(said)])
         self.files.append(path)
 
     def _calls(self, groups: Sequence[Group]) -> Calls:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from math import isfinite
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -96,26 +94,6 @@ def encode(value: Any, *, indent: int = 0) -> bytes:
     """UTF-8 JSON of a cleaned value; 0 is compact."""
     data = msgspec.json.encode(value)
     return msgspec.json.format(data, indent=indent) if indent else data
-
-
-def write_atomically(path: str | os.PathLike[str], parts: Iterable[bytes]) -> None:
-    """Write a file so that nobody ever sees half of it: beside the old one first, then in its place.
-
-    Raises OSError, and leaves the old file and no litter behind, when that fails. A device or pipe is written to directly.
-    """
-    target = Path(path)
-    if target.exists() and not target.is_file():
-        with target.open("wb") as stream:
-            stream.writelines(parts)
-        return
-    target = target.resolve()  # a link keeps pointing to the file it names
-    scratch = target.with_name(f".{target.name[:100]}.{os.getpid()}.tmp")
-    try:
-        with scratch.open("wb") as stream:
-            stream.writelines(parts)
-        scratch.replace(target)
-    finally:
-        scratch.unlink(missing_ok=True)
 
 
 def _all_findings(results: Mapping[str, Result]) -> Iterable[Finding]:

@@ -12,9 +12,9 @@ from tracekit import __version__
 from tracekit.estimate.estimate import Estimate, Role
 from tracekit.estimate.fit import Candidate
 from tracekit.estimate.memory import CATEGORIES
+from tracekit.files import write_atomically
 from tracekit.findings import StackedBars, Table
 from tracekit.report import figures
-from tracekit.report.document import write_atomically
 from tracekit.report.estimate_json import all_traffic
 from tracekit.report.pages import drawn_page, figure_block, table_block
 from tracekit.report.quantity import axis_unit, quantity

@@ -16,9 +16,10 @@ import pandas as pd
 from markupsafe import Markup
 
 from tracekit import __version__
+from tracekit.files import write_atomically
 from tracekit.findings import Table
 from tracekit.report import palette
-from tracekit.report.document import clean, write_atomically
+from tracekit.report.document import clean
 from tracekit.report.pages import asset, embedded, table_block, template
 from tracekit.simulate.experiment import CELL_KINDS, Bar, Check, Experiment, Gantt, Moment
 from tracekit.units import format_bytes

@@ -10,9 +10,9 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from tracekit.files import write_atomically
 from tracekit.findings import Chart, Result, Section, Table, Timeline
 from tracekit.report import coverage, figures, overview
-from tracekit.report.document import write_atomically
 from tracekit.report.pages import drawn_page, embedded, figure_block, table_block
 from tracekit.report.text import visible
 from tracekit.report.timeline import by_name, timeline_data
