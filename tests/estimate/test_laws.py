@@ -13,12 +13,13 @@ from tracekit.estimate.activations import Activations
 from tracekit.estimate.data_traffic import data_parallel
 from tracekit.estimate.estimate import chunk_activations, estimate, local_parameters
 from tracekit.estimate.hardware import hardware
-from tracekit.estimate.memory import CATEGORIES, rank_memory
+from tracekit.estimate.memory import rank_memory
 from tracekit.estimate.parameters import Parameter, elements_of
 from tracekit.estimate.pipeline import SCHEDULES
 from tracekit.estimate.plan import STRATEGIES, Batch, MeshSizes, Plan, Strategy
 from tracekit.estimate.recipe import RECIPES
 from tracekit.estimate.shape import ModelShape, parameters
+from tracekit.estimate.timeline import CATEGORIES
 from tracekit.estimate.traffic import sent_bytes
 
 SMALL = ModelShape(layers=4, hidden=64, heads=4, kv_heads=2, ffn=160, vocabulary=500, sequence=32, gated=True)

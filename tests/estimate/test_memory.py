@@ -9,15 +9,15 @@ from dataclasses import replace
 
 import pytest
 
-from tracekit.estimate.activations import Activations
-from tracekit.estimate.backward import BackwardStep
+from tracekit.estimate.activations import Activations, BackwardStep
 from tracekit.estimate.estimate import chunk_activations, estimate, estimate_parameters, local_parameters
 from tracekit.estimate.hardware import hardware
-from tracekit.estimate.memory import Moment, rank_memory
+from tracekit.estimate.memory import rank_memory
 from tracekit.estimate.parameters import Parameter
 from tracekit.estimate.plan import Batch, MeshSizes, Plan, Strategy
 from tracekit.estimate.recipe import RECIPES
 from tracekit.estimate.shape import ModelShape
+from tracekit.estimate.timeline import Moment
 
 WORKLOAD = ModelShape(layers=6, hidden=256, heads=4, ffn=1024, vocabulary=1000, sequence=64, learned_positions=True)
 CPU = {"device": "cpu", "norm_kernel": "composite"}

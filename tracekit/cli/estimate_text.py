@@ -10,8 +10,8 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from tracekit.cli.summary import console
-from tracekit.estimate.memory import CATEGORIES
 from tracekit.estimate.time import row_seconds
+from tracekit.estimate.timeline import CATEGORIES
 from tracekit.report.estimate import role_label, sentence
 from tracekit.report.quantity import quantity
 from tracekit.report.text import visible

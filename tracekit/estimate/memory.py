@@ -1,83 +1,54 @@
-"""Memory of one rank: model state, and the moment of a step at which everything together is most.
+"""Memory of one rank over a step: a micro-batch goes forward, comes back, the optimizer steps, and every allocation and free is recorded.
 
-The step is walked through unit by unit (forward, loss, backward, optimizer). At each moment every category is a whole number of bytes, and
-their sum is what is allocated then; the peak is the largest sum. Categories are those of ``tracekit analyze``, with ``logits`` and
-``allocator_rounding`` beside them.
+``Step`` is the program; ``sharding`` is what the framework does around each unit; the tape's running sums (``timeline``) are the memory,
+and their largest is the peak. Of several micro-batches two are gone through: the first, in which gradients come into being, and one of the
+later ones, which finds them there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
-from tracekit.estimate.activations import Activations
+from tracekit.estimate.activations import Activations, BackwardStep
 from tracekit.estimate.allocator import reserved_bytes, rounding
-from tracekit.estimate.backward import BackwardStep
 from tracekit.estimate.buckets import zero_buckets
-from tracekit.estimate.flat_units import Fsdp1, Zero3
-from tracekit.estimate.gathered import Bucketed, Fsdp2, Sharding, Transient
 from tracekit.estimate.model_state import ModelState, model_state
-from tracekit.estimate.parameters import ROOT, Parameter
+from tracekit.estimate.parameters import ROOT, Parameter, early_root_elements
 from tracekit.estimate.pipeline import in_flight_until_weight
-from tracekit.estimate.places import (
-    adds_in_place,
-    by_part,
-    early_root_elements,
-    flat_copies,
-    needs_sharding,
-    places_of,
-    receive_buffers,
-    waiting_bytes,
-)
 from tracekit.estimate.plan import WHOLE_GRADIENTS, Plan
-from tracekit.estimate.units import units_of
-
-CATEGORIES = (
-    "parameters",
-    "gradients",
-    "optimizer_state",
-    "gathered_parameters",
-    "unsharded_gradients",
-    "communication_buffers",
-    "activations",
-    "logits",
-    "inputs",
-    "temporaries",
-    "allocator_rounding",
-)
-
-
-@dataclass(frozen=True)
-class Moment:
-    """Bytes of every category at one moment. ``phase`` forward, backward or optimizer; ``unit`` where it is; ``what`` goes on there."""
-
-    phase: str
-    unit: str
-    what: str
-    bytes: Mapping[str, int]
-
-    @property
-    def total(self) -> int:
-        """Everything allocated at the moment [bytes]."""
-        return sum(self.bytes.values())
+from tracekit.estimate.sharding import Bucketed, Fsdp1, Fsdp2, Sharding, Zero3
+from tracekit.estimate.timeline import Moment, Sums, Tape
+from tracekit.estimate.units import Unit, UnitBytes, units_of, used_together
 
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Memory of one rank over a step. ``moments`` in order; ``reserved`` at least what the allocator takes from the device for the peak."""
+    """Memory of one rank over a step."""
 
-    moments: tuple[Moment, ...]
+    sums: Sums
+    """what is allocated at each moment"""
     state: ModelState
+    """what stays between steps"""
     reserved: int
+    """at least what the allocator takes from the device for the peak [bytes]"""
 
-    @property
+    @cached_property
+    def moments(self) -> tuple[Moment, ...]:
+        """All moments in order."""
+        return tuple(self.sums.moment(index) for index in range(len(self.sums.marks)))
+
+    @cached_property
     def peak(self) -> Moment:
         """The first of the largest moments."""
-        return max(self.moments, key=lambda moment: moment.total)
+        found = self.sums.largest()
+        assert found is not None
+        return found
 
     def largest(self, phase: str) -> Moment | None:
         """The largest moment of a phase."""
-        return max((m for m in self.moments if m.phase == phase), key=lambda m: m.total, default=None)
+        return self.sums.largest(phase)
 
 
 def rank_memory(
@@ -85,41 +56,99 @@ def rank_memory(
 ) -> RankMemory:
     """Memory of a rank that holds ``parameters`` (those of its stage, divided by tp and ep, in order of use).
 
-    ``activations``: one entry a chunk of the stage, of one micro-batch; the last one is the chunk whose passes are walked through.
+    ``activations``: one entry a chunk of the stage, of one micro-batch; the last one is the chunk whose passes are gone through.
     """
-    return _Walk(parameters, activations, plan, stage, shard_rank).memory()
+    units = units_of(parameters, plan, shard_rank)
+    state = model_state(units, plan, parameters, shard_rank)
+    sums = Step(parameters, units, state, activations, plan, stage).run()
+    rounded = rounding(state.tensors) if plan.device == "cuda" else 0
+    held = reserved_bytes(state.tensors) if plan.device == "cuda" else sum(state.tensors)
+    peak = int(sums.totals.max())
+    return RankMemory(sums, state, max(peak, held + peak - sum(state.tensors) - rounded))
 
 
-class _Walk:
-    """One step of one rank."""
+class Step:
+    """One step of one rank. Blocks on the tape are named by what they are, those of unit i with its number."""
 
     def __init__(
-        self, parameters: Sequence[Parameter], activations: Sequence[Activations], plan: Plan, stage: int, shard_rank: int
+        self,
+        parameters: Sequence[Parameter],
+        units: Sequence[Unit],
+        state: ModelState,
+        activations: Sequence[Activations],
+        plan: Plan,
+        stage: int,
     ) -> None:
-        self.plan, self.parameters = plan, parameters
+        self.plan, self.recipe, self.state, self.stage = plan, plan.recipe, state, stage
         self.chunks, self.now = activations, activations[-1]
-        units = units_of(parameters, plan, shard_rank)
-        self.state = model_state(units, plan, parameters, shard_rank)
-        self.root, self.places = places_of(units, plan)
-        self.early_elements = early_root_elements(parameters)
-        self.early = self.early_elements * plan.recipe.gradients
-        self.root_elements = sum(p.elements for p in parameters if not p.unit)
-        self.produced = 0
-        self.by_part = by_part(units)
+        self.root, self.units = used_together(units, plan)
+        self.early = early_root_elements(parameters)
         #: Gradients are kept whole, as autograd leaves them.
         self.plain = plan.strategy.name in WHOLE_GRADIENTS or (plan.strategy.shards_parameters and not needs_sharding(plan))
-        self.lost = rounding(self.state.tensors) if plan.device == "cuda" else 0
-        self.received = receive_buffers(plan, stage, self.now.stream)
-        self.stage = stage
-        self.flat_copies = flat_copies(units, plan)
-        self.first = plan.batch.micro_batches == 1
-        self._begin()
+        self.flat_copies = flat_copies(units, plan) if plan.strategy.averages_after else 0
+        self.tape = Tape()
+        self.sharding = self._sharding(parameters)
+        self.first = True
+        self.arrived = 0  # elements whose gradients this micro-batch has brought
 
-    def _begin(self) -> None:
-        """Set up for the first backward of the step (``first``: no gradient is there yet), or for a later one."""
-        self.in_place = adds_in_place(self.plan, self.state.gradients_are_buckets, not self.first)
-        self.sharding = _sharding(self)
-        self.waiting = self._waiting()
+    def _sharding(self, parameters: Sequence[Parameter]) -> Sharding:
+        """The behaviour of the plan's strategy."""
+        plan, name, base = self.plan, self.plan.strategy.name, (self.plan, self.tape, self.root, self.units)
+        if name in ("zero1", "zero2") and plan.shard > 1 and not self.state.buckets:
+            buckets = [bucket.bytes for bucket in zero_buckets(parameters, plan.strategy.bucket_cap_mb, plan.recipe.reduce)]
+            return Bucketed(*base, buckets, name == "zero1")
+        if self.plain or name == "zero2":
+            return Sharding(*base)
+        if plan.strategy.framework == "torch_fsdp2":
+            return Fsdp2(*base)
+        return Fsdp1(*base) if name == "fsdp1" else Zero3(*base)
+
+    def run(self) -> Sums:
+        """Forward and backward of a micro-batch before there are gradients, of a later one if there is one, then the optimizer."""
+        self._start()
+        many = self.plan.batch.micro_batches > 1
+        if many and not self.plan.strategy.reshard_after_backward:
+            self._gather_for_all()
+        for first in (True, False) if many else (True,):
+            self._begin(first, not (first and many))
+            self._forward()
+            self._loss()
+            for i in reversed(range(len(self.units))):
+                self._backward(i)
+            self._finish()
+        self._optimizer()
+        return self.tape.sums()
+
+    def _gather_for_all(self) -> None:
+        """The forward of the very first micro-batch, before others wait: it gathers the units, which stay."""
+        self._begin(first=True, last=False)
+        self.tape.drop("waiting")
+        self._forward()
+        self.tape.drop(*(("saved", i) for i in range(len(self.units))))
+
+    def _start(self) -> None:
+        """What is there before the step, and its inputs."""
+        state, tape = self.state, self.tape
+        tape.put("parameters", "parameters", state.parameters)
+        tape.put("optimizer state", "optimizer_state", state.optimizer_state)
+        tape.put("buckets", "communication_buffers", state.buckets)
+        tape.put("rounding", "allocator_rounding", rounding(state.tensors) if self.plan.device == "cuda" else 0)
+        tape.put("received", "communication_buffers", receive_buffers(self.plan, self.stage, self.now.stream))
+        tape.put("inputs", "inputs", self.now.inputs)
+        if state.gradients_are_buckets:
+            tape.put("gradients", "gradients", state.gradients)
+        if self.root is not None:
+            self._cast(ROOT, self.root)
+
+    def _begin(self, first: bool, last: bool) -> None:
+        """Set up for a micro-batch."""
+        self.first, self.arrived = first, 0
+        self.in_place = adds_in_place(self.plan, self.state.gradients_are_buckets, not first)
+        #: All gradients that stay are there, from the start or from micro-batches before.
+        self.there = self.state.gradients_are_buckets or (not first and (self.plan.strategy.syncs_each or self.plain))
+        self.tape.phase = "forward"
+        self.tape.put("waiting", "activations", self._waiting())
+        self.sharding.begin(first, last)
 
     def _waiting(self) -> int:
         """Activations of the micro-batches (chunks) in flight beside the one that is being worked on, and their outputs [bytes].
@@ -135,145 +164,53 @@ class _Walk:
         turns.remove(v - 1 if v - 1 in turns else turns[-1])
         return sum(waiting_bytes(self.chunks[turn]) for turn in turns)
 
-    def memory(self) -> RankMemory:
-        """All moments, and what the allocator reserves."""
-        moments = tuple(self.moments())
-        peak = max(moments, key=lambda moment: moment.total)
-        held = reserved_bytes(self.state.tensors) if self.plan.device == "cuda" else sum(self.state.tensors)
-        return RankMemory(moments, self.state, max(peak.total, held + peak.total - sum(self.state.tensors) - self.lost))
+    def _forward(self) -> None:
+        """Every unit in turn, what it saves and hands on."""
+        tape, stream = self.tape, self.now.stream
+        for i, unit in enumerate(self.units):
+            tape.unit = unit.name
+            tape.put("passing", "temporaries", stream)
+            self.sharding.before_forward(i)
+            tape.put(("saved", i), "activations", self.now.saved.get(unit.name, 0))
+            tape.put("passing", "temporaries", 2 * stream)
+            self._cast(i, unit)
+            tape.mark("compute")
+            self.sharding.after_forward(i)
+        tape.unit = ""
+        tape.drop("passing")
+        self.sharding.before_loss()
 
-    def moments(self) -> Iterator[Moment]:
-        """Forward and backward of a micro-batch before there are gradients, of a later one if there is one, then the optimizer."""
-        for first in (True, False) if self.plan.batch.micro_batches > 1 else (True,):
-            self.first = first
-            self._begin()
-            yield from self._passes()
-        if self.plan.strategy.averages_after and self.flat_copies:
-            kept = self.state.gradients + self.flat_copies
-            yield self._moment("backward", "", Transient("average", kept=kept), 0, 0, -2, 0)
-        yield self._moment("optimizer", "", Transient("step"), 0, self.state.optimizer_temporaries, -3, 0)
+    def _cast(self, block: int | str, unit: UnitBytes) -> None:
+        """The copy of whole parameters in the compute type, which autocast makes and autograd keeps."""
+        if not self.plan.strategy.shards_parameters and self.recipe.compute != self.recipe.parameter:
+            self.tape.put(("autocast", block), "temporaries", unit.whole)
 
-    def _passes(self) -> Iterator[Moment]:
-        """Forward, loss and backward of one micro-batch."""
-        names = [place.name for place in self.places]
-        saved = [self.now.saved.get(name, 0) for name in names]
-        beside = sum(size for unit, size in self.now.saved.items() if unit not in names)
-        stream, count = self.now.stream, len(names)
-        for i, name in enumerate(names):
-            for t in self.sharding.forward(i):
-                computes = t.what == "compute"
-                held = sum(saved[: i + 1] if computes else saved[:i])
-                yield self._moment("forward", name, t, held, stream * (2 if computes else 1), -1, i + computes)
-        everything, loss = sum(saved) + beside, self.sharding.loss()
-        yield self._moment("forward", "", loss, everything, 0, -1, count, self.now.logits_forward)
-        yield self._moment("backward", "", loss, everything, 0, -1, count, self.now.logits_backward)
-        self.produced = 0
-        own = self._head_gradient()
-        head = replace(loss, what="head", unsharded=loss.unsharded + self.sharding.root_early + (0 if self.plain else own))
-        passing = stream + (own if self.plain else 0)
-        for moment in filter(None, self._bucketed(head, self.early_elements)):
-            yield self._moment("backward", "", moment, everything, passing, 0 if not names else count, count, self.now.logits_gradient)
-        for i in reversed(range(count)):
-            yield from self._backward(i, sum(saved[:i]), saved[i])
-        for t in self.sharding.finish():
-            for moment in filter(None, self._bucketed(self._owning(t, self._root_bytes()), self.root_elements - self.early_elements)):
-                yield self._moment("backward", "", moment, 0, max(stream, self.now.embedding), -2, 0)
+    def _loss(self) -> None:
+        """Logits and their gradient; then the head's backward brings the gradients of what the root has behind the units."""
+        tape, now, names = self.tape, self.now, {unit.name for unit in self.units}
+        tape.put("saved by the root", "activations", sum(size for unit, size in now.saved.items() if unit not in names))
+        tape.put("logits", "logits", now.logits_forward)
+        tape.mark("loss")
+        tape.phase = "backward"
+        tape.put("handed on", "gradients", self._handed())
+        tape.put("logits", "logits", now.logits_backward)
+        tape.mark("loss")
+        head = self.root.parts.get("head", 0) * self.recipe.autograd if self.root is not None and self.in_place else 0
+        tape.put("logits", "logits", now.logits_gradient)
+        tape.put("passing", "temporaries", now.stream + (head if self.plain else 0))
+        tape.put("own", "unsharded_gradients", 0 if self.plain else head)
+        if not self.there and self.plain:
+            tape.put("early", "gradients", self.early * self.recipe.gradients)
+        elif not (self.plain or self.in_place or isinstance(self.sharding, Bucketed)):
+            tape.put("early", "unsharded_gradients", self.early * self.recipe.autograd)
+        self._bring(self.early, "head")
+        tape.drop("own", "logits", "saved by the root")
 
-    def _head_gradient(self) -> int:
-        """The head's gradient before it is added to one that is there [bytes]."""
-        own = self.by_part.get(ROOT, {})
-        return own.get("head", 0) * self.plan.recipe.autograd if self.in_place else 0
-
-    def _root_bytes(self) -> int:
-        """Whole gradients of the root, where they are not kept as they are [bytes]."""
-        return self.root.gradients if self.root is not None and not self.plain else 0
-
-    def _backward(self, i: int, earlier: int, own: int) -> Iterator[Moment]:
-        """Moments of the backward of place i; ``earlier`` saved bytes of the places before, ``own`` of this one."""
-        place = self.places[i]
-        steps = self.now.backward.get(place.name) or (BackwardStep(own, self.now.stream), BackwardStep(0, self.now.stream, None))
-        before = self.produced
-        for t in self.sharding.backward(i):
-            if t.what == "prefetch":
-                yield self._moment("backward", place.name, t, earlier + steps[0].saved, self.now.stream, i, i + 1)
-            elif t.what != "compute":
-                yield self._moment("backward", place.name, self._owning(t, place.gradients), earlier, self.now.stream, i, i + 1)
-            else:
-                for step, after in zip(steps, [*steps[1:], steps[-1]], strict=True):
-                    elements = self._elements(place.name, step.parts) + self._shares(place.name, step)
-                    there = elements * self.plan.recipe.autograd
-                    kept = 0 if not self.plain else elements * self.plan.recipe.gradients - place.kept
-                    passing = step.temporaries + (there if self.plain and self.in_place else 0)
-                    logits = self.now.logits_gradient if place.name == "head" and step.parts is not None else 0
-                    owning = self._owning(replace(t, buffers=t.buffers + step.buffers), there)
-                    computed, sent = self._bucketed(owning, before + elements - self.produced)
-                    yield self._moment("backward", place.name, computed, earlier + step.saved, passing, i, i + 1, logits, kept)
-                    if sent is not None:
-                        yield self._moment("backward", place.name, sent, earlier + after.saved, passing, i, i + 1, logits, kept)
-        self.produced = before + self.by_part[place.name][""]
-
-    def _bucketed(self, t: Transient, elements: int) -> tuple[Transient, Transient | None]:
-        """(the moment in which backward has brought the gradients of so many more elements, the one in which full buckets are sent)."""
-        if not isinstance(self.sharding, Bucketed):
-            return t, None
-        size = self.plan.recipe.reduce
-        before, self.produced = self.produced, self.produced + max(0, elements)
-        computed, sent = self.sharding.between(before * size, self.produced * size)
-        return replace(computed, what=t.what), sent
-
-    def _owning(self, t: Transient, own: int) -> Transient:
-        """The moment with its unit's gradients, unless those are kept as they are."""
-        if t.what != "compute" and self.in_place:
-            return t
-        return t if self.plain else replace(t, unsharded=t.unsharded + t.own * own)
-
-    def _elements(self, name: str, parts: tuple[str, ...] | None) -> int:
-        """Elements of the parameters of a unit whose gradients are there, beside those that are added up in place."""
-        if self.in_place:  # each one is added to what is there as soon as it is computed
-            return self.by_part[name].get(parts[-1], 0) if parts else 0
-        if parts is None:
-            return self.by_part[name][""]
-        return sum(self.by_part[name].get(part, 0) for part in parts)
-
-    def _shares(self, name: str, step: BackwardStep) -> int:
-        """Elements of parameters of which only some experts' gradients are there."""
-        if self.in_place:
-            return sum(self.by_part[name].get(part, 0) // count for part, _, count in step.shares[-1:])
-        return sum(self.by_part[name].get(part, 0) * done // count for part, done, count in step.shares)
-
-    def _moment(
-        self,
-        phase: str,
-        unit: str,
-        t: Transient,
-        activations: int,
-        temporaries: int,
-        done: int,
-        held: int,
-        logits: int = 0,
-        partly: int = 0,
-    ) -> Moment:
-        """``done``: place in backward (-1 before it, -2 after all places, -3 at the optimizer); ``held``: places whose casts are alive.
-
-        ``partly``: what the place's kept gradients are too much, while only some of them are there (negative or 0).
-        """
-        last = done == -3
-        gradients, whole = self._gradients(done)
-        gradients = gradients if t.kept is None else t.kept
-        sizes = {
-            "parameters": self.state.parameters,
-            "gradients": gradients + (partly if self._builds_up(done) else 0) + (self._handed() if phase == "backward" else 0),
-            "optimizer_state": self.state.optimizer_state,
-            "gathered_parameters": t.gathered,
-            "unsharded_gradients": t.unsharded + whole,
-            "communication_buffers": t.buffers + self.state.buckets + self.received,
-            "activations": activations + (0 if done <= -2 else self.waiting),
-            "logits": logits,
-            "inputs": 0 if last else self.now.inputs,
-            "temporaries": temporaries + (0 if last else self._casts(held)),
-            "allocator_rounding": self.lost,
-        }
-        return Moment(phase, unit, t.what, sizes)
+    def _bring(self, elements: int, what: str) -> None:
+        """Gradients of so many elements are there by now: the moment, and what it sets off."""
+        self.arrived = max(self.arrived, elements)
+        self.sharding.computed(self.arrived * self.recipe.reduce, what)
+        self.sharding.sent()
 
     def _handed(self) -> int:
         """Gradients of the stage's inputs [bytes]: that of the micro-batch before is on its way; of several chunks torch keeps a step's."""
@@ -286,45 +223,135 @@ class _Walk:
         rounds, before = (m // p - 1) * p, p - 1  # behind it: whole rounds of p micro-batches, and its own chunk's of this one
         return self.now.stream * (rounds * (v - (self.stage == 0)) + before)
 
-    def _builds_up(self, done: int) -> bool:
-        """Whether gradients come one by one in this backward: not when they are views of buckets, or there from micro-batches before."""
-        return done >= 0 and not self.state.gradients_are_buckets and self.first
+    def _backward(self, i: int) -> None:
+        """Unit i: what it saved is used up step by step, gradients come one after another."""
+        tape, unit, stream = self.tape, self.units[i], self.now.stream
+        steps = self.now.backward.get(unit.name) or (
+            BackwardStep(self.now.saved.get(unit.name, 0), stream),
+            BackwardStep(0, stream, None),
+        )
+        before = self.arrived
+        tape.unit = unit.name
+        tape.put(("saved", i), "activations", steps[0].saved)
+        tape.put("passing", "temporaries", stream)
+        self.sharding.before_backward(i)
+        for step, after in zip(steps, [*steps[1:], steps[-1]], strict=True):
+            elements = self._elements(unit, step)
+            tape.put(("saved", i), "activations", step.saved)
+            tape.put("passing", "temporaries", step.temporaries)
+            tape.put("logits", "logits", self.now.logits_gradient if unit.name == "head" and step.parts is not None else 0)
+            tape.put("exchange", "communication_buffers", step.buffers)
+            self._own(i, elements)
+            self.arrived = max(self.arrived, before + elements)
+            self.sharding.computed(self.arrived * self.recipe.reduce)
+            tape.put(("saved", i), "activations", after.saved)
+            self.sharding.sent()
+        self.arrived = before + unit.parts[""]
+        tape.put("passing", "temporaries", stream)
+        tape.drop(("saved", i), "exchange")
+        if not self.plain:
+            tape.put("own", "unsharded_gradients", 0 if self.in_place else unit.gradients)
+        self.sharding.after_backward(i)
+        self._keep(i, unit)
+        tape.drop("own", ("autocast", i))
 
-    def _casts(self, held: int) -> int:
-        """Copies of whole parameters in the compute type, which autocast makes and autograd keeps."""
-        recipe = self.plan.recipe
-        if self.plan.strategy.shards_parameters or recipe.compute == recipe.parameter:
-            return 0
-        root = self.root.whole if self.root is not None else 0
-        return root + sum(place.whole for place in self.places[:held])
+    def _elements(self, unit: UnitBytes, step: BackwardStep) -> int:
+        """Elements of the unit's gradients that are there; where they are added up in place, of the one that is being added."""
+        parts = unit.parts
+        if self.in_place:
+            shared = sum(parts.get(part, 0) // count for part, _, count in step.shares[-1:])
+            return shared + (parts.get(step.parts[-1], 0) if step.parts else 0)
+        shared = sum(parts.get(part, 0) * done // count for part, done, count in step.shares)
+        return shared + (parts[""] if step.parts is None else sum(parts.get(part, 0) for part in step.parts))
 
-    def _gradients(self, done: int) -> tuple[int, int]:
-        """(gradients kept to the optimizer, whole ones that are added up before they are reduced) [bytes]."""
-        plan, many = self.plan, not self.first
-        if self.state.gradients_are_buckets or done == -3 or (many and (plan.strategy.syncs_each or self.plain)):
-            return self.state.gradients, 0
-        finished = self.places[max(done, 0) if self.plain else done + 1 :] if done >= 0 else self.places if done == -2 else ()
-        kept = sum(place.kept for place in finished)
-        if self.plain:
-            root = 0 if self.root is None else self.root.kept if done == -2 else self.early if done >= 0 else 0
-            return kept + root, 0
-        if not many:
-            return kept, 0
-        left = self.places[: done + 1] if done >= 0 else () if done == -2 else self.places
-        return kept, sum(place.accumulated for place in left) + (self.root.accumulated if self.root is not None else 0)
+    def _own(self, i: int, elements: int) -> None:
+        """Gradients of unit i while it computes: kept as they are, added to what is there, or whole until they are reduced."""
+        size = elements * self.recipe.autograd
+        if self.plain and self.in_place:
+            self.tape.put("own", "temporaries", size)
+        elif self.plain and not self.there:
+            self.tape.put(("gradient", i), "gradients", elements * self.recipe.gradients)
+        elif not self.plain and not isinstance(self.sharding, Bucketed):
+            self.tape.put("own", "unsharded_gradients", size)
+
+    def _keep(self, i: int, unit: UnitBytes) -> None:
+        """What stays of the gradients of unit i behind its backward."""
+        if self.plain or self.there:
+            return
+        self.tape.drop(("accumulated", i))
+        if not self.sharding.reduces:
+            self.tape.put(("accumulated", i), "unsharded_gradients", unit.accumulated)
+        elif not isinstance(self.sharding, Bucketed) or not self.first:
+            self.tape.put(("gradient", i), "gradients", unit.kept)
+
+    def _finish(self) -> None:
+        """The embedding's backward, then the root's gradients are reduced."""
+        tape, root = self.tape, self.root
+        tape.unit = ""
+        tape.put("passing", "temporaries", max(self.now.stream, self.now.embedding))
+        tape.drop("waiting")
+        if root is not None and self.plain and not self.there:
+            tape.drop("early")
+            tape.put(("gradient", ROOT), "gradients", root.kept)
+        if root is not None and not self.plain and not self.in_place and not isinstance(self.sharding, Bucketed):
+            tape.put("own", "unsharded_gradients", root.gradients)
+        self.sharding.finish()
+        if root is not None and not self.plain and not self.sharding.reduces:
+            tape.put(("accumulated", ROOT), "unsharded_gradients", root.accumulated)
+        tape.drop("early", "own", "passing")
+        if self.plain or self.sharding.reduces:
+            self._settle()
+
+    def _settle(self) -> None:
+        """All gradients have become those that the optimizer takes."""
+        self.tape.drop("shards", ("accumulated", ROOT), *(("gradient", i) for i in (ROOT, *range(len(self.units)))))
+        self.tape.put("gradients", "gradients", self.state.gradients)
+
+    def _optimizer(self) -> None:
+        """Gradients are averaged where nothing else has done so; then the optimizer's step."""
+        tape = self.tape
+        if self.flat_copies:
+            tape.put("flat", "gradients", self.flat_copies)
+            tape.mark("average")
+            tape.drop("flat")
+        tape.phase = "optimizer"
+        tape.drop("handed on", "inputs", ("autocast", ROOT))
+        tape.put("step", "temporaries", self.state.optimizer_temporaries)
+        tape.mark("step")
 
 
-def _sharding(walk: _Walk) -> Sharding:
-    """The behaviour of the plan's strategy. Sets the bytes of the root's early gradients on the walk."""
-    plan = walk.plan
-    name, recipe = plan.strategy.name, plan.recipe
-    transient = 0 if walk.plain or walk.in_place else walk.early_elements * recipe.autograd
-    if name in ("zero1", "zero2") and plan.shard > 1 and not walk.state.buckets:
-        buckets = [bucket.bytes for bucket in zero_buckets(walk.parameters, plan.strategy.bucket_cap_mb, recipe.reduce)]
-        return Bucketed(plan, walk.places, walk.root, 0, buckets, name == "zero1", walk.first)
-    if walk.plain or name == "zero2":
-        return Sharding(plan, walk.places, walk.root)
-    if plan.strategy.framework == "torch_fsdp2":
-        return Fsdp2(plan, walk.places, walk.root, transient, walk.first)
-    kind = Fsdp1 if name == "fsdp1" else Zero3
-    return kind(plan, walk.places, walk.root, transient)
+def needs_sharding(plan: Plan) -> bool:
+    """False for a group of one that computes with what it stores: nothing is gathered, gradients are kept as they come."""
+    return plan.strategy.framework == "torch_fsdp2" or plan.shard > 1 or plan.recipe.compute != plan.recipe.parameter
+
+
+def receive_buffers(plan: Plan, stage: int, message: int) -> int:
+    """Bytes of the buffers in which torch's stages receive: one for each micro-batch and neighbour, there from the start.
+
+    torch/distributed/pipelining/stage.py, ``_create_act_recv_info``; with several chunks a rank, for each of them.
+    """
+    p, m, v = plan.mesh.pp, plan.batch.micro_batches, plan.virtual_stages
+    if p == 1 or not plan.receive_buffers:
+        return 0
+    return m * message * (2 * v - (stage == 0) - (stage == p - 1))
+
+
+def waiting_bytes(chunk: Activations) -> int:
+    """What one micro-batch keeps of a chunk between its two passes, its output too [bytes]."""
+    return sum(chunk.saved.values()) + chunk.logits_saved + chunk.inputs + (chunk.logits_output or chunk.stream)
+
+
+def flat_copies(units: Sequence[Unit], plan: Plan) -> int:
+    """Most that is copied at once to be averaged [bytes]: dense gradients, or experts', where other ranks have them too."""
+    size = {expert: sum(u.elements for u in units if u.expert == expert and u.r > 1) for expert in (False, True)}
+    return max(size.values()) * plan.recipe.gradient
+
+
+def adds_in_place(plan: Plan, views: bool, many: bool) -> bool:
+    """Whether autograd adds each whole gradient to one that is there (``many``: of micro-batches before; ``views``: of DDP's buckets).
+
+    Then it lives for a moment only. That is so where gradients of several micro-batches are not reduced in between, and have no other type.
+    """
+    if not plan.strategy.shards_parameters:
+        return views or (many and plan.strategy.name != "zero2" and plan.recipe.gradient == plan.recipe.autograd)
+    return many and not plan.strategy.syncs_each and plan.recipe.reduce == plan.recipe.autograd

@@ -117,3 +117,14 @@ def stage_parameters(parameters: Sequence[Parameter], layers: int, p: int, v: in
         if mine:
             kept.append(parameter)
     return kept
+
+
+def early_root_elements(parameters: Sequence[Parameter]) -> int:
+    """Elements of the root's gradients that backward computes before those of the other units.
+
+    Parameters listed behind the first unit (norm, head) come first; so does an embedding that is the head as well.
+    """
+    first = next((index for index, p in enumerate(parameters) if p.unit), 0)
+    root = [(index, p) for index, p in enumerate(parameters) if not p.unit]
+    tied = any(p.role == "norm" for _, p in root) and not any(p.role == "head" for p in parameters)
+    return sum(p.elements for index, p in root if index >= first or (tied and p.role == "embedding"))

@@ -1,14 +1,14 @@
-"""The units of one rank: parameters that are gathered, reduced and freed together, with their sizes sharded and whole."""
+"""The units of one rank: parameters that are gathered, reduced and freed together; their elements, and their bytes in every form."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from tracekit.estimate.padding import Rules, local_state, padded
 from tracekit.estimate.parameters import ROOT, Parameter, elements_of
-from tracekit.estimate.plan import Plan
+from tracekit.estimate.plan import WHOLE_GRADIENTS, Plan
 
 Shapes = tuple[tuple[tuple[int, ...], int], ...]
 
@@ -68,3 +68,77 @@ def _sizes(shapes: Shapes, w: int, rules: Rules, rank: int) -> tuple[int, int, i
     """(elements, padded elements, elements of state) of a unit; the same for every layer, and asked for each."""
     members = parameters_of(shapes)
     return elements_of(members), padded(rules, members, w), local_state(rules, members, w, rank)
+
+
+@dataclass(frozen=True)
+class UnitBytes:
+    """Bytes of the units that are used together: a layer's, and its experts' where they are apart. Symbols: ``sharding``."""
+
+    name: str
+    whole: int
+    """gathered parameters, q n [bytes]"""
+    buffer: int
+    """output of the all-gather; 0 in a group of one [bytes]"""
+    cast: int
+    """this rank's shard in the gathered type, where it is stored in another [bytes]"""
+    gradients: int
+    """gradients as autograd leaves them, g x elements [bytes]"""
+    reduce: int
+    """input of the reduce-scatter, r n [bytes]"""
+    reduced: int
+    """output of the reduce-scatter, r n / W [bytes]"""
+    kept: int
+    """gradients as they stay until the optimizer [bytes]"""
+    accumulated: int
+    """whole gradients in the reduced type, r x elements [bytes]"""
+    parts: Mapping[str, int]
+    """elements by the last but one word of a parameter's name (``down`` of layers.0.mlp.down.weight); '' is all of them"""
+
+
+def unit_bytes(units: Sequence[Unit], plan: Plan) -> UnitBytes:
+    """Sizes summed over ``units``."""
+    recipe = plan.recipe
+    many = [unit for unit in units if unit.w > 1]
+    casts = recipe.compute != recipe.parameter
+    return UnitBytes(
+        units[0].name,
+        sum(unit.padded for unit in units) * recipe.compute,
+        sum(unit.padded for unit in many) * recipe.compute,
+        sum(unit.shard for unit in many) * recipe.compute if casts else 0,
+        sum(unit.elements for unit in units) * recipe.autograd,
+        sum(unit.padded for unit in units) * recipe.reduce,
+        sum(unit.shard for unit in units) * recipe.reduce,
+        sum(unit.elements if plan.strategy.name in WHOLE_GRADIENTS else unit.shard for unit in units) * recipe.gradients,
+        sum(unit.elements for unit in units) * recipe.reduce,
+        _parts_of(units),
+    )
+
+
+def used_together(units: Sequence[Unit], plan: Plan) -> tuple[UnitBytes | None, list[UnitBytes]]:
+    """(the root's unit, all others in order of use, a layer together with its experts)."""
+    root = [unit for unit in units if unit.root]
+    others: dict[str, list[Unit]] = {}
+    for unit in units:
+        if not unit.root:
+            others.setdefault(unit.parameters[0].unit, []).append(unit)
+    return unit_bytes(root, plan) if root else None, [unit_bytes(members, plan) for members in others.values()]
+
+
+def _parts_of(units: Sequence[Unit]) -> Mapping[str, int]:
+    found = [_parts(tuple(_part(p.name) for p in unit.parameters), shapes_of(unit.parameters)) for unit in units]
+    return found[0] if len(found) == 1 else {key: sum(each.get(key, 0) for each in found) for key in set().union(*found)}
+
+
+def _part(name: str) -> str:
+    words = name.rsplit(".", 2)
+    return words[-2] if len(words) > 1 else name
+
+
+@lru_cache(maxsize=4096)
+def _parts(names: tuple[str, ...], shapes: Shapes) -> Mapping[str, int]:
+    """Elements by part of one unit; layers have the same."""
+    parts = {"": 0}
+    for name, parameter in zip(names, parameters_of(shapes), strict=True):
+        parts[name] = parts.get(name, 0) + parameter.elements
+        parts[""] += parameter.elements
+    return parts

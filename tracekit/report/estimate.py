@@ -11,7 +11,7 @@ import pandas as pd
 from tracekit import __version__
 from tracekit.estimate.estimate import Estimate, Role
 from tracekit.estimate.fit import Candidate
-from tracekit.estimate.memory import CATEGORIES
+from tracekit.estimate.timeline import CATEGORIES
 from tracekit.files import write_atomically
 from tracekit.findings import StackedBars, Table
 from tracekit.report import figures

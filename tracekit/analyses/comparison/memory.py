@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 
 from tracekit.analyses.comparison.predicted import Prediction
 from tracekit.analyses.comparison.rows import BYTES, NOT_MEASURED, PEAK_TIGHT, PEAK_WIDE, SCALARS, UNEVEN, Line, line
-from tracekit.estimate.memory import Moment
 from tracekit.estimate.pipeline import boundary_bytes
 from tracekit.estimate.plan import Plan
 from tracekit.estimate.shape import ModelShape
+from tracekit.estimate.timeline import Moment
 from tracekit.memory.summary import DeviceMemory
 
 #: Moments this close to the peak are taken for it.

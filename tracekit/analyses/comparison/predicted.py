@@ -11,12 +11,13 @@ from tracekit.estimate.communication import model_parallel
 from tracekit.estimate.data_traffic import data_parallel
 from tracekit.estimate.estimate import check, chunk_activations, estimate_parameters, local_parameters
 from tracekit.estimate.hardware import HARDWARE, Hardware
-from tracekit.estimate.memory import Moment, RankMemory, rank_memory
+from tracekit.estimate.memory import RankMemory, rank_memory
 from tracekit.estimate.model_state import ModelState
 from tracekit.estimate.parameters import stage_chunks
 from tracekit.estimate.plan import Strategy
 from tracekit.estimate.recorded import Recorded, parameters_of, recorded, routed_rows
 from tracekit.estimate.shape import ModelShape
+from tracekit.estimate.timeline import Moment
 from tracekit.estimate.traffic import Traffic, merged
 from tracekit.manifest import Manifest
 
