@@ -7,7 +7,9 @@ import pytest
 from tracekit.cli.common import OutputFile, Ranks, Steps, load_options
 from tracekit.errors import UsageError
 
-GIVEN: dict[str, Any] = dict.fromkeys(("mesh", "gpus_per_node", "ranks", "steps", "jobs", "scheduler", "cache")) | {"no_cache": False}
+GIVEN: dict[str, Any] = dict.fromkeys(
+    ("mesh", "gpus_per_node", "ranks", "steps", "jobs", "scheduler", "executor", "memory_limit", "cache")
+) | {"no_cache": False}
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,13 @@ _JOB_OPTIONS = (
     click.option("--steps", type=Steps(), help="Only these steps; 2:5 is steps 2, 3 and 4."),
     click.option("--ranks", type=Ranks(), help="Only these ranks: 0,8-15."),
     click.option("--jobs", metavar="N", type=click.IntRange(min=1), help="Files read at one time. Chosen by cores and size otherwise."),
+    click.option(
+        "--executor",
+        type=click.Choice(["threads", "processes", "dask"]),
+        help="Where files are read: threads or processes here (chosen by size otherwise), or Dask (here without --scheduler).",
+    ),
     click.option("--scheduler", metavar="ADDRESS", help="Read the files on the workers of this Dask scheduler."),
+    click.option("--memory-limit", metavar="SIZE", help="Memory that reading may take, all processes together: 8GB."),
     click.option(
         "--cache",
         metavar="DIR",
@@ -139,9 +145,22 @@ def load_options(given: dict[str, Any]) -> LoadOptions:
         parse_mesh(given["mesh"])
     if given["no_cache"] and given["cache"] is not None:
         raise click.UsageError("--cache and --no-cache exclude each other")
-    names = ("mesh", "gpus_per_node", "ranks", "steps", "jobs", "scheduler")
+    if given["scheduler"] is not None and given["executor"] not in (None, "dask"):
+        raise click.UsageError(f"--scheduler is for Dask, --executor {given['executor']} reads on this machine")
+    names = ("mesh", "gpus_per_node", "ranks", "steps", "jobs", "scheduler", "executor")
     folder = None if given["no_cache"] else given["cache"] or str(default_directory())
-    return LoadOptions(**{name: given[name] for name in names}, cache=folder)
+    return LoadOptions(**{name: given[name] for name in names}, cache=folder, memory_limit=_limited(given["memory_limit"]))
+
+
+def _limited(size: str | None) -> int | None:
+    """Sets the limit of this process; its bytes."""
+    if size is None:
+        return None
+    from tracekit.executors.memory import limit_memory, parse_size
+
+    limit = parse_size(size)
+    limit_memory(limit)
+    return limit
 
 
 class Stopwatch:

@@ -6,10 +6,11 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 from tracekit.errors import InputError, UsageError
 from tracekit.executors import local
-from tracekit.executors.base import Executor
+from tracekit.executors.base import Executor, Lost
 from tracekit.job.activity import Window
 from tracekit.job.join import join
 from tracekit.job.memory_files import MemoryFile, add_memory
@@ -23,7 +24,11 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """What a user can say about the input. ``steps`` is half open; ``cache`` a folder, None for no cache."""
+    """What a user can say about the input.
+
+    ``steps`` is half open; ``cache`` a folder, None for no cache; ``executor`` None leaves the choice to the size of the input;
+    ``scheduler`` is the address of a Dask scheduler; ``memory_limit`` [bytes].
+    """
 
     mesh: str | None = None
     gpus_per_node: int | None = None
@@ -31,6 +36,8 @@ class LoadOptions:
     steps: tuple[int | None, int | None] | None = None
     jobs: int | None = None
     scheduler: str | None = None
+    executor: Literal["threads", "processes", "dask"] | None = None
+    memory_limit: int | None = None
     cache: str | None = None
 
 
@@ -70,14 +77,7 @@ def _read_all(
     sources: Sequence[Source], options: LoadOptions, reducers: Reducers, progress: Progress | None
 ) -> list[Window | MemoryFile | Coverage]:
     total = sum(source.size for source in sources)
-    executor: Executor
-    if options.scheduler is not None:
-        from tracekit.executors.cluster import DaskExecutor
-
-        executor, shared, workers = DaskExecutor(options.scheduler), False, 1
-    else:
-        chosen = local.choose(options.jobs, len(sources), total)
-        executor, shared, workers = chosen, chosen.kind == "threads", chosen.jobs
+    executor, shared, workers = _executor(options, len(sources), total)
     report = _Counter(total, progress) if progress is not None else None
     task = Task(
         reducers=reducers,
@@ -87,15 +87,41 @@ def _read_all(
         progress=report.add if report is not None and shared else None,
     )
     results: dict[int, Window | MemoryFile | Coverage] = {}
+    too_large: list[int] = []
     for index, result in executor.map(partial(_read_one, task=task), sources):
-        results[index] = result
+        if result is None:
+            too_large.append(index)
+            continue
+        results[index] = _lost(sources[index], result.reason) if isinstance(result, Lost) else result
         if report is not None and not shared:
             report.add(sources[index].size)
+    for index in too_large:  # beside others there was not memory enough: one at a time, when all others are done
+        alone = _read_one(sources[index], task)
+        results[index] = _lost(sources[index], "needs more memory than there is (--memory-limit)") if alone is None else alone
     return [results[index] for index in sorted(results)]
 
 
-def _read_one(source: Source, task: Task) -> Window | MemoryFile | Coverage:
-    return read_window(source, task)
+def _executor(options: LoadOptions, items: int, total: int) -> tuple[Executor, bool, int]:
+    """(where files are read, whether in this process, how many at a time)."""
+    if options.scheduler is None and options.executor != "dask":
+        chosen = local.choose(options.jobs, items, total, options.executor, options.memory_limit)
+        return chosen, chosen.kind == "threads", chosen.jobs
+    from tracekit.executors.cluster import DaskExecutor
+
+    workers = options.jobs or local.available_cores()
+    return DaskExecutor(options.scheduler, workers), False, workers if options.scheduler is None else 1
+
+
+def _lost(source: Source, reason: str) -> Coverage:
+    return Coverage(source.url, status="skipped", problems=[reason])
+
+
+def _read_one(source: Source, task: Task) -> Window | MemoryFile | Coverage | None:
+    """What one file gives; None where memory did not suffice."""
+    try:
+        return read_window(source, task)
+    except MemoryError:
+        return None
 
 
 class _Counter:
