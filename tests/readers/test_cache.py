@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from tests.builder import Trace
 from tests.oracle import tables_from_document
 from tracekit.readers import cache
-from tracekit.readers.cache import ArrowStrings, default_directory, load, prune, store
+from tracekit.readers.cache import ArrowStrings, load, store
+from tracekit.readers.cache_folder import clear, default_directory, distrust, prune, usage
 from tracekit.readers.sources import Source
 from tracekit.trace.events import SIDE_COLUMNS, Lane, RankTables
 
@@ -230,3 +231,28 @@ def test_loading_needs_neither_numba_nor_pandas(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_folder_that_others_can_write_is_neither_believed_nor_used(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    folder.mkdir(mode=0o700)
+    assert distrust(folder) is None
+    assert distrust(tmp_path / "not there yet") is None
+    for mode in (0o777, 0o770, 0o702):
+        folder.chmod(mode)
+        assert distrust(folder) == "can be written by other users"
+        assert "is not used" in str(store(SOURCE, example(), folder))
+        assert load(SOURCE, folder) is None
+        assert list(folder.iterdir()) == []
+    (tmp_path / "file").touch()
+    assert distrust(tmp_path / "file") == "is no folder"
+
+
+def test_info_and_clear_count_entries_and_leave_other_files(tmp_path: Path) -> None:
+    names = ["a" * 40 + ".arrow", "b" * 40 + ".window", "notes.arrow", "trace.json"]
+    for name in names:
+        (tmp_path / name).write_bytes(b"12345")
+    assert (usage(tmp_path).entries, usage(tmp_path).size) == (2, 10)
+    assert (clear(tmp_path).entries, usage(tmp_path).entries) == (2, 0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.arrow", "trace.json"]
+    assert usage(tmp_path / "nothing").entries == 0

@@ -81,7 +81,7 @@ def _analyzed(paths: tuple[str, ...], options: LoadOptions, quiet: bool, clock: 
     from tracekit import analyses
     from tracekit.cli.progress import reading
     from tracekit.job.load import load_job
-    from tracekit.readers.cache import prune
+    from tracekit.readers.cache_folder import prune
 
     reducers = analyses.reducers()
     clock.lap("started")

@@ -139,7 +139,7 @@ def load_options(given: dict[str, Any]) -> LoadOptions:
     """The values of ``job_options`` as the loader wants them. Raises TracekitError for a mesh that is none, before anything is read."""
     from tracekit.job.load import LoadOptions
     from tracekit.mesh.mesh import parse_mesh
-    from tracekit.readers.cache import default_directory
+    from tracekit.readers.cache_folder import default_directory
 
     if given["mesh"] is not None:
         parse_mesh(given["mesh"])

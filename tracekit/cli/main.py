@@ -20,6 +20,7 @@ from tracekit.report.text import visible
 #: Command -> what it does. Its module is ``tracekit.cli.<command>``, which holds a click command called ``command``.
 COMMANDS = {
     "analyze": "Read the traces of a whole job and explain where its time went.",
+    "cache": "Show or clear what is kept of traces that were read.",
     "estimate": "Say what a model on a mesh would need and send, without running it.",
     "record": "Run a reference workload under the recorder.",
     "simulate": "Show what every rank of a strategy holds and sends, on virtual ranks.",

@@ -12,7 +12,6 @@ import json
 import os
 import struct
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -21,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 import tracekit
+from tracekit.readers.cache_folder import SCRATCH, distrust
 from tracekit.readers.recognise import reason
 from tracekit.readers.sources import Source, shown
 from tracekit.trace.events import CATEGORY_NAMES, SIDE_COLUMNS, Category, Coverage, Lane, RankTables, SideTable, side_dtype
@@ -33,10 +33,8 @@ FORMAT = 1
 #: By measurement on tables of 250 MB of JSON: zstd opens in 6 to 14 ms, lz4 in 7 to 9 ms with entries of 2.5 to 4 times the size, no
 #: codec in 2 ms with 8 to 15 times the size.
 CODEC = "zstd"
-LIMIT_BYTES = 10_000_000_000
 
 _ENDING = ".arrow"
-_LEFT_OVER_AFTER_S = 3600
 _HEADER = struct.Struct("<8sIQ44x")  # magic, CRC-32 and length [bytes] of the Arrow data; 64 bytes, so that the data stay aligned
 _MAGIC = b"TRKTABLE"
 _COLUMNS: dict[str, npt.DTypeLike] = {
@@ -88,18 +86,9 @@ class ArrowStrings(Sequence[str]):
         return self._decoded
 
 
-def default_directory() -> Path:
-    """$TRACEKIT_CACHE, else ``tracekit`` in the user's cache folder ($XDG_CACHE_HOME, ~/.cache)."""
-    named = os.environ.get("TRACEKIT_CACHE")
-    if named:
-        return Path(os.path.expanduser(named))  # noqa: PTH111 - Path("~nobody") raises
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")  # noqa: PTH111, PTH118
-    return Path(home) / "tracekit"
-
-
 def load(source: Source, directory: str | Path) -> RankTables | None:
     """The tables of a source as they were stored; None where there is no good entry for this very file. Arrays are read-only."""
-    if source.mtime == 0:
+    if source.mtime == 0 or distrust(directory):
         return None
     import pyarrow as pa
 
@@ -116,13 +105,16 @@ def store(source: Source, tables: RankTables, directory: str | Path) -> str | No
     """Keep the tables of a source, as its reader gave them, for the next time. Returns a sentence where that was not possible."""
     if source.mtime == 0:
         return None
+    untrusted = distrust(directory)
+    if untrusted:
+        return f"the cache {shown(str(directory))} {untrusted} and is not used"
     import pyarrow as pa
 
     temporary = ""
     try:
         Path(directory).mkdir(parents=True, exist_ok=True, mode=0o700)
         batch = _batch(tables, source)
-        handle, temporary = tempfile.mkstemp(suffix=".tmp", prefix="writing-", dir=directory)
+        handle, temporary = tempfile.mkstemp(suffix=".tmp", prefix=SCRATCH, dir=directory)
         with os.fdopen(handle, "wb") as file:
             _write(batch, file)
         Path(temporary).replace(_entry(source, directory))
@@ -131,36 +123,6 @@ def store(source: Source, tables: RankTables, directory: str | Path) -> str | No
             Path(temporary).unlink(missing_ok=True)
         return f"the cache {shown(str(directory))} could not be written ({reason(error)}); the next run reads the traces again"
     return None
-
-
-def prune(directory: str | Path, limit_bytes: int = LIMIT_BYTES) -> int:
-    """Remove the entries that were written longest ago until at most ``limit_bytes`` are left; returns the bytes removed."""
-    entries: list[tuple[float, int, Path]] = []
-    removed = 0
-    try:
-        for path in Path(directory).iterdir():
-            status = path.stat()
-            if path.name.startswith("writing-") and path.suffix == ".tmp" and time.time() - status.st_mtime > _LEFT_OVER_AFTER_S:
-                removed += _remove(path, status.st_size)
-            elif path.suffix == _ENDING and len(path.stem) == 40:
-                entries.append((status.st_mtime, status.st_size, path))
-    except OSError:
-        return removed
-    left = sum(size for _, size, _ in entries)
-    for _, size, path in sorted(entries):
-        if left <= limit_bytes:
-            break
-        left -= size
-        removed += _remove(path, size)
-    return removed
-
-
-def _remove(path: Path, size: int) -> int:
-    try:
-        path.unlink()
-    except OSError:
-        return 0
-    return size
 
 
 # Keys ----------------------------------------------------------------------------------------------------------------

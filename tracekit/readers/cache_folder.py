@@ -1,0 +1,102 @@
+"""The folder of the cache: where it is, whose it is, what it holds, and how it is kept below its limit."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+LIMIT_BYTES = 10_000_000_000
+#: What entries end in: tables of one file, and what all analyses keep of one file.
+ENDINGS = (".arrow", ".window")
+SCRATCH = "writing-"
+
+_STEM = 40  # hexadecimal digits of an entry's key
+_LEFT_OVER_AFTER_S = 3600
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a cache folder holds."""
+
+    entries: int
+    size: int  # [bytes]
+    oldest: float | None  # when the oldest entry was written [s since 1970]; None without entries
+
+
+def default_directory() -> Path:
+    """$TRACEKIT_CACHE, else ``tracekit`` in the user's cache folder ($XDG_CACHE_HOME, ~/.cache)."""
+    named = os.environ.get("TRACEKIT_CACHE")
+    if named:
+        return Path(os.path.expanduser(named))  # noqa: PTH111 - Path("~nobody") raises
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")  # noqa: PTH111, PTH118
+    return Path(home) / "tracekit"
+
+
+def distrust(directory: str | Path) -> str | None:
+    """Why a folder is not used: entries are believed, so nobody else may be able to put any there. None: it may be used (or made)."""
+    try:
+        status = os.stat(directory)  # noqa: PTH116 - an empty Path is the current folder
+    except OSError:
+        return None
+    if not stat.S_ISDIR(status.st_mode):
+        return "is no folder"
+    if hasattr(os, "getuid") and status.st_uid != os.getuid():
+        return "belongs to another user"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return "can be written by other users"
+    return None
+
+
+def usage(directory: str | Path) -> Usage:
+    """How many entries, how large, since when. Raises OSError; nothing where there is no folder."""
+    found = list(_entries(directory))
+    return Usage(len(found), sum(size for _, size, _ in found), min((written for written, _, _ in found), default=None))
+
+
+def clear(directory: str | Path) -> Usage:
+    """Remove every entry, and nothing else; what was removed."""
+    removed = [entry for entry in _entries(directory) if _remove(entry[2], 1)]
+    return Usage(len(removed), sum(size for _, size, _ in removed), min((written for written, _, _ in removed), default=None))
+
+
+def prune(directory: str | Path, limit_bytes: int = LIMIT_BYTES) -> int:
+    """Remove the entries that were written longest ago until at most ``limit_bytes`` are left; returns the bytes removed."""
+    removed = 0
+    try:
+        for path in Path(directory).iterdir():
+            if path.name.startswith(SCRATCH) and path.suffix == ".tmp":
+                status = path.lstat()
+                removed += _remove(path, status.st_size) if time.time() - status.st_mtime > _LEFT_OVER_AFTER_S else 0
+        entries = sorted(_entries(directory))
+    except OSError:
+        return removed
+    left = sum(size for _, size, _ in entries)
+    for _, size, path in entries:
+        if left <= limit_bytes:
+            break
+        left -= size
+        removed += _remove(path, size)
+    return removed
+
+
+def _entries(directory: str | Path) -> Iterator[tuple[float, int, Path]]:
+    """(time of writing, size, path) of each entry."""
+    folder = Path(directory)
+    if not folder.exists():
+        return
+    for path in folder.iterdir():
+        if path.suffix in ENDINGS and len(path.stem) == _STEM:
+            status = path.lstat()
+            yield status.st_mtime, status.st_size, path
+
+
+def _remove(path: Path, size: int) -> int:
+    try:
+        path.unlink()
+    except OSError:
+        return 0
+    return size
