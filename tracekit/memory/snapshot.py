@@ -81,23 +81,27 @@ class State:
 
 @dataclass(frozen=True)
 class Stacks:
-    """Stacks as a tree: node i is its parent's stack with one frame more, outwards. Node 0 is the empty stack.
+    """Distinct stacks one behind the other: stack i is ``frame[start[i]:start[i + 1]]``, innermost first. Stack 0 is the empty one.
 
-    ``nodes[i]`` = (parent, frame); ``frames[j]`` = (file, line, function), file and function codes into ``strings``.
+    ``frames[j]`` = (file, line, function), file and function codes into ``strings``.
     """
 
-    nodes: Int32Array
+    start: Int64Array
+    frame: Int32Array
     frames: Int32Array
     strings: Sequence[str]
 
+    def first(self, wanted: BoolArray) -> Int32Array:
+        """Of each stack the innermost frame that is wanted (one entry a frame of ``frames``); -1 where there is none."""
+        found = np.full(len(self.start) - 1, -1, np.int32)
+        places = np.flatnonzero(wanted[self.frame])[::-1]
+        found[np.searchsorted(self.start, places, side="right") - 1] = self.frame[places]  # of one stack the last one written is innermost
+        return found
+
     def innermost(self, stacks: Int32Array) -> Int32Array:
         """The frame in which each stack stands; -1 for an empty or unknown one."""
-        frame = np.full(len(stacks), -1, np.int32)
-        node = np.where(stacks > 0, stacks, 0)
-        while (node > 0).any():
-            frame = np.where(node > 0, self.nodes[node, 1], frame)
-            node = np.where(node > 0, self.nodes[node, 0], 0)
-        return frame.astype(np.int32)
+        frame = self.first(np.ones(len(self.frames), np.bool_))
+        return np.where(stacks > 0, frame[np.maximum(stacks, 0)], np.int32(-1))
 
     def describe(self, frame: int) -> str:
         """``adamw.py:140 step``; '' for -1."""

@@ -88,26 +88,19 @@ def _without_python(entries: Entries) -> BoolArray:
     return np.asarray(made & (entries.stack == 0), np.bool_)
 
 
-def _of_stacks(stacks: Stacks, node: Int32Array) -> tuple[Int8Array, Int8Array, Int32Array]:
+def _of_stacks(stacks: Stacks, stack: Int32Array) -> tuple[Int8Array, Int8Array, Int32Array]:
     """(hint, phase, frame to be named) of each stack: the innermost hint, backward before optimizer before forward, own code first."""
-    count = len(stacks.frames)
-    found = [_of_frame(stacks, place) for place in range(count)] or [(0, 0, False)]
+    found = [_of_frame(stacks, place) for place in range(len(stacks.frames))] or [(0, 0, False)]
     hint_of_frame, phase_of_frame, own = (np.array([row[i] for row in found], np.int8) for i in range(3))
-    distinct, inverse = np.unique(node, return_inverse=True)
-    hint, phase = np.zeros(len(distinct), np.int8), np.zeros(len(distinct), np.int8)
-    frame, mine = np.full(len(distinct), -1, np.int32), np.full(len(distinct), -1, np.int32)
-    place = np.where(distinct > 0, distinct, 0)
-    rank = np.array([0, 1, 3, 2], np.int8)  # of no phase, forward, backward, optimizer
-    while (place > 0).any():
-        active = place > 0
-        at = np.where(active, stacks.nodes[place, 1], 0)
-        hint = np.where(active & (hint_of_frame[at] > 0), hint_of_frame[at], hint)
-        stronger = active & (rank[phase_of_frame[at]] > rank[phase])
-        phase = np.where(stronger, phase_of_frame[at], phase)
-        frame = np.where(active, at, frame)
-        mine = np.where(active & (own[at] > 0), at, mine)
-        place = np.where(active, stacks.nodes[place, 0], 0)
-    return hint[inverse], phase[inverse], np.where(mine >= 0, mine, frame)[inverse].astype(np.int32)
+    hinting = stacks.first(hint_of_frame > 0)
+    hint = np.where(hinting >= 0, hint_of_frame[hinting], np.int8(0))
+    phase = np.zeros(len(hint), np.int8)
+    for kind in (FORWARD, OPTIMIZER, BACKWARD):  # the strongest last
+        phase[stacks.first(phase_of_frame == kind) >= 0] = kind
+    mine = stacks.first(own > 0)
+    frame = np.where(mine >= 0, mine, stacks.first(np.ones(len(own), np.bool_)))
+    known = np.maximum(stack, 0)
+    return hint[known], phase[known], frame[known].astype(np.int32)
 
 
 def _of_frame(stacks: Stacks, place: int) -> tuple[int, int, bool]:

@@ -1,4 +1,4 @@
-"""CUDA memory snapshots (``torch.cuda.memory._dump_snapshot``, old and new) as columns.
+"""CUDA memory snapshots (``torch.cuda.memory._dump_snapshot``, old and new) as tables.
 
 Every age of the format is read: a bare list of segments (``memory_snapshot()``), blocks with a ``history`` instead of frames, entries
 without address, pools or annotations, keys that do not exist yet.
@@ -8,179 +8,164 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from contextlib import closing
 
 import numpy as np
 
-from tracekit.errors import InputError
 from tracekit.memory.blocks import MOST_BYTES
 from tracekit.memory.snapshot import ACTIONS, OOM, DeviceHistory, Entries, Ranges, Segments, Snapshot, Stacks, State
-from tracekit.readers import memory_snapshot_store as s
-from tracekit.readers.compressed import TextStream
-from tracekit.readers.memory_snapshot_pickle import read_pickle
-from tracekit.readers.memory_snapshot_store import Reading
-from tracekit.readers.recognise import read_errors, reason
+from tracekit.readers.memory_snapshot_process import Columns, read_columns
 from tracekit.readers.sources import Source, clean
-from tracekit.trace.events import Int64Array
+from tracekit.trace.events import BoolArray, Int64Array
 from tracekit.units import NS_PER_US, NULL, format_bytes
 
-_REMEDY = "give the file that torch.cuda.memory._dump_snapshot() wrote"
-_KEYS = ("segments", "device_traces")
 #: Device numbers beyond this are no devices.
 _MOST_DEVICES = 1 << 10
 _LAST_YEAR_US = 4_102_444_800_000_000  # 2100
 
 
-def read_snapshot(source: Source, progress: Callable[[int], None] | None = None) -> Snapshot:
-    """The snapshot in a file, plain or packed. Raises InputError, one line, for what cannot be read or is something else."""
-    name = clean(source.name)
-    try:
-        with source.open() as raw, closing(TextStream(raw, progress)) as stream:
-            reading = read_pickle(stream, name)
-    except read_errors() as error:
-        raise InputError(f"{name}: cannot be read ({reason(error)})", "check the file and its permissions") from error
-    top = reading.entries(reading.root)
-    if not any(key in top for key in _KEYS):
-        if reading.kind(reading.root) != s.LIST or not _is_segment(reading, reading.items(reading.root)):
-            raise InputError(f"{name} is a pickle, but not of a memory snapshot (it has no segments and no device_traces)", _REMEDY)
-        top = {"segments": reading.root}
-    return _Extraction(reading, top).snapshot(name)
+def read_snapshot(source: Source, progress: Callable[[int], None] | None = None, memory: int | None = None) -> Snapshot:
+    """The snapshot in a file, plain or packed. ``memory`` [bytes]: the most that reading may take.
 
-
-def _is_segment(reading: Reading, words: Int64Array) -> bool:
-    return len(words) > 0 and "blocks" in reading.entries(int(words[0]))
-
-
-class _Extraction:
-    """Takes the columns of a snapshot out of what its pickle held."""
-
-    def __init__(self, reading: Reading, top: dict[str, int]) -> None:
-        self._r = reading
-        self._top = top
-        self.problems: list[str] = []
-        self._pools = [(int(a), int(b)) for a, b in reading.pairs.tolist()]
-        self._timed = True
-
-    def snapshot(self, name: str) -> Snapshot:
-        r = self._r
-        segments = self._segments()
-        traces = [r.records(int(word)) for word in r.items(self._top["device_traces"])] if "device_traces" in self._top else []
-        indices = sorted({*segments, *(index for index, rows in enumerate(traces) if len(rows))})
-        devices = []
-        for index in indices:
-            rows = traces[index] if index < len(traces) else np.empty(0, np.int64)
-            devices.append(DeviceHistory(index, self._entries(rows), *segments.get(index, self._no_segments())))
-        if not any(len(device.entries) for device in devices):
-            self.problems.append(
-                "the history was not recorded (torch.cuda.memory._record_memory_history() was not called): "
-                "only the state at the end is known, the peak is not"
-            )
-        self._check(devices)
-        stacks = Stacks(r.nodes, r.frames, r.strings)
-        if not self._timed:
-            self.problems.append("the history has no times (torch before 2.3): its axis counts entries")
-        return Snapshot(name, devices, stacks, self._ranges(), self._pools, self.problems, self._timed)
-
-    def _entries(self, rows: Int64Array) -> Entries:
-        numbers, codes = self._r.numbers[rows], self._r.codes[rows]
-        action = np.array([ACTIONS.get(text, 0) for text in self._r.strings], np.int8)[np.maximum(codes[:, s.WORD], 0)]
-        time, size, place = numbers[:, s.WHEN], numbers[:, s.AMOUNT], numbers[:, s.PLACE]
-        if len(rows) and (time == NULL).all():
-            self._timed = False
-            time = np.arange(len(rows), dtype=np.int64) + 1
-        good = (size >= 0) & (size < MOST_BYTES) & (time > 0) & (time < _LAST_YEAR_US)
-        left = int((~good & (action > 0)).sum())
-        if left:
-            self.problems.append(f"{left} entries of the history have no size or time that can be true: they are left out")
-        oom = (action == OOM)[good]
-        place = place[good]
-        return Entries(
-            action[good],
-            np.where(oom, NULL, place),
-            size[good],
-            np.where(oom, place, NULL),
-            time[good] * NS_PER_US,
-            codes[good, s.STACK_OF],
-            codes[good, s.METADATA],
-            codes[good, s.POOL],
+    Raises InputError, one line, for what cannot be read or is something else.
+    """
+    columns = read_columns(source, progress, memory)
+    problems: list[str] = []
+    entries, timed = _entries(columns, problems)
+    segments, states = _segments(columns)
+    devices = []
+    for index in sorted({*entries, *segments}):
+        none = np.empty(0, np.int64)
+        chosen, ends = segments.get(index, none), states.get(index, none)
+        history = entries[index] if index in entries else _history(columns, none, none)
+        devices.append(DeviceHistory(index, history, _segments_of(columns, chosen), _state_of(columns, ends)))
+    if not any(len(device.entries) for device in devices):
+        problems.append(
+            "the history was not recorded (torch.cuda.memory._record_memory_history() was not called): "
+            "only the state at the end is known, the peak is not"
         )
+    problems += _contradictions(devices)
+    if not timed:
+        problems.append("the history has no times (torch before 2.3): its axis counts entries")
+    return Snapshot(clean(source.name), devices, _stacks(columns), _ranges(columns), columns.pools, problems, timed)
 
-    def _segments(self) -> dict[int, tuple[Segments, State]]:
-        r = self._r
-        found: dict[int, list[tuple[int, int, int, int, Int64Array]]] = {}
-        for word in r.items(self._top["segments"]).tolist() if "segments" in self._top else []:
-            part = r.entries(word)
-            size = r.number(part.get("total_size"), -1)
-            index = r.number(part.get("device"), 0)
-            if not 0 <= size < MOST_BYTES or not 0 <= index < _MOST_DEVICES:
-                continue
-            claimed = r.number(part.get("active_size", part.get("allocated_size")))
-            blocks = r.records(part["blocks"]) if "blocks" in part else np.empty(0, np.int64)
-            address = r.number(part.get("address"))
-            found.setdefault(index, []).append((address, size, self._pool(part.get("segment_pool_id")), claimed, blocks))
-        return {index: self._device(rows) for index, rows in found.items()}
 
-    def _pool(self, word: int | None) -> int:
-        r = self._r
-        if word is None:
-            return -1
-        if r.kind(word) == s.PAIR:
-            return r.pair(word)
-        pair = [r.number(int(item)) for item in r.items(word)]
-        if len(pair) != 2 or NULL in pair:
-            return -1
-        if (pair[0], pair[1]) not in self._pools:
-            self._pools.append((pair[0], pair[1]))
-        return self._pools.index((pair[0], pair[1]))
+def _stacks(columns: Columns) -> Stacks:
+    start = np.concatenate([[0], np.cumsum(columns.numbers("stack.length"))]).astype(np.int64)
+    frames = columns.numbers("frames").reshape(-1, 3).astype(np.int32)
+    return Stacks(start, columns.codes("stack.frames"), frames, columns.strings)
 
-    def _device(self, rows: list[tuple[int, int, int, int, Int64Array]]) -> tuple[Segments, State]:
-        address, size, pool, claimed = (np.array([row[i] for row in rows], np.int64) for i in range(4))
-        order = np.concatenate([row[4] for row in rows])
-        owner = np.repeat(np.arange(len(rows)), [len(row[4]) for row in rows])
-        numbers, codes = self._r.numbers[order], self._r.codes[order]
-        extent = np.clip(numbers[:, s.AMOUNT], 0, MOST_BYTES)
-        place = np.where(numbers[:, s.PLACE] == NULL, self._laid_out(address, owner, extent), numbers[:, s.PLACE])
-        used = np.array([text == "active_allocated" for text in self._r.strings], np.bool_)[np.maximum(codes[:, s.WORD], 0)]
-        active = np.array([text.startswith("active") for text in self._r.strings], np.bool_)[np.maximum(codes[:, s.WORD], 0)]
-        segments = Segments(address, size, pool.astype(np.int32), claimed)
-        return segments, State(place, extent, numbers[:, s.WHEN], used, active, codes[:, s.STACK_OF])
 
-    def _laid_out(self, address: Int64Array, owner: Int64Array, extent: Int64Array) -> Int64Array:
-        """Addresses of blocks that older versions do not write: one behind the other from the beginning of their segment."""
-        before = np.concatenate([[0], np.cumsum(extent)[:-1]]) if len(extent) else extent
-        first = np.searchsorted(owner, owner)
-        return np.asarray(address[owner] + before - before[first] if len(extent) else extent, np.int64)
+def _is(columns: Columns, name: str, wanted: Callable[[str], bool]) -> BoolArray:
+    """Which texts of a column are wanted; a missing one is not."""
+    codes = columns.codes(name)
+    answers = np.array([wanted(text) for text in columns.strings] + [False], np.bool_)
+    return np.asarray(answers[codes], np.bool_)
 
-    def _no_segments(self) -> tuple[Segments, State]:
-        none, codes, no = np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.bool_)
-        return Segments(none, none, codes, none), State(none, none, none, no, no, codes)
 
-    def _check(self, devices: list[DeviceHistory]) -> None:
-        for device in devices:
-            known = device.segments.claimed != NULL
-            claimed, held = int(device.segments.claimed[known].sum()), int(device.state.size[device.state.active].sum())
-            if known.all() and claimed != held:
-                self.problems.append(
-                    f"it contradicts itself: segments of device {device.index} claim {format_bytes(claimed)} in use ({claimed:,} bytes), "
-                    f"their blocks hold {format_bytes(held)} ({held:,}); the blocks are used"
-                )
+def _entries(columns: Columns, problems: list[str]) -> tuple[dict[int, Entries], bool]:
+    """(history of each device that has one, whether all have times). Entries that cannot be true are left out, with a sentence."""
+    device, time = columns.numbers("entry.device"), columns.numbers("entry.time_us")
+    numbers = np.array([ACTIONS.get(text, 0) for text in columns.strings] + [0], np.int8)
+    action = numbers[columns.codes("entry.action")]
+    timed = True
+    found = {}
+    for index in np.unique(device).tolist():
+        rows = np.flatnonzero(device == index)
+        when = time[rows]
+        if (when == NULL).all():
+            timed, when = False, np.arange(len(rows), dtype=np.int64) + 1
+        size = columns.numbers("entry.size")[rows]
+        good = (size >= 0) & (size < MOST_BYTES) & (when > 0) & (when < _LAST_YEAR_US)
+        left = int((~good & (action[rows] > 0)).sum())
+        if left:
+            problems.append(f"{left} entries of the history have no size or time that can be true: they are left out")
+        found[index] = _history(columns, rows[good], when[good], action)
+    return found, timed
 
-    def _ranges(self) -> Ranges:
-        """Annotations from their START and END marks: an END closes the latest open START of its name."""
-        r = self._r
-        rows: list[tuple[int, int, int]] = []
-        open_: dict[int, list[int]] = {}
-        last = 0
-        for word in r.items(self._top["external_annotations"]).tolist() if "external_annotations" in self._top else []:
-            part = r.entries(word)
-            name, time, stage = part.get("name"), r.number(part.get("time_us"), -1), r.text(part.get("stage"))
-            if name is None or name & 15 != s.TEXT or not 0 < time < _LAST_YEAR_US:
-                continue
-            last = max(last, time)
-            if re.fullmatch("start", stage, re.IGNORECASE):
-                open_.setdefault(name >> 4, []).append(time)
-            elif open_.get(name >> 4):
-                rows.append((open_[name >> 4].pop(), time, name >> 4))
-        rows += [(start, max(last, start), name) for name, starts in open_.items() for start in starts]
-        start, end, names = (np.array([row[i] for row in sorted(rows)], np.int64) for i in range(3))
-        return Ranges(start * NS_PER_US, end * NS_PER_US, names.astype(np.int32))
+
+def _history(columns: Columns, rows: Int64Array, time: Int64Array, action: np.ndarray | None = None) -> Entries:
+    kind = np.zeros(0, np.int8) if action is None else action[rows]
+    oom = kind == OOM
+    return Entries(
+        kind,
+        np.where(oom, NULL, columns.numbers("entry.addr")[rows]),
+        columns.numbers("entry.size")[rows],
+        np.where(oom, columns.numbers("entry.device_free")[rows], NULL),
+        time * NS_PER_US,
+        columns.codes("entry.stack")[rows],
+        columns.codes("entry.user_metadata")[rows],
+        columns.codes("entry.pool_id")[rows],
+    )
+
+
+def _segments(columns: Columns) -> tuple[dict[int, Int64Array], dict[int, Int64Array]]:
+    """Rows of the segments of each device, and of their blocks; segments whose size or device cannot be true are left out."""
+    size, device = columns.numbers("segment.total_size"), columns.numbers("segment.device")
+    good = (size >= 0) & (size < MOST_BYTES) & (device >= 0) & (device < _MOST_DEVICES)
+    owner = _segment_of_block(columns)
+    segments = {int(index): np.flatnonzero(good & (device == index)) for index in np.unique(device[good])}
+    return segments, {index: np.flatnonzero(np.isin(owner, rows)) for index, rows in segments.items()}
+
+
+def _segment_of_block(columns: Columns) -> Int64Array:
+    count = columns.numbers("segment.blocks")
+    return np.repeat(np.arange(len(count)), count)
+
+
+def _segments_of(columns: Columns, rows: Int64Array) -> Segments:
+    names = ("segment.address", "segment.total_size", "segment.claimed")
+    address, size, claimed = (columns.numbers(name)[rows] for name in names)
+    return Segments(address, size, columns.codes("segment.pool")[rows], claimed)
+
+
+def _state_of(columns: Columns, rows: Int64Array) -> State:
+    extent = np.clip(columns.numbers("block.size"), 0, MOST_BYTES)
+    address = columns.numbers("block.address")
+    address = np.where(address == NULL, _laid_out(columns, extent), address)
+    used = _is(columns, "block.state", lambda text: text == "active_allocated")
+    active = _is(columns, "block.state", lambda text: text.startswith("active"))
+    requested, stack = columns.numbers("block.requested_size"), columns.codes("block.stack")
+    return State(address[rows], extent[rows], requested[rows], used[rows], active[rows], stack[rows])
+
+
+def _laid_out(columns: Columns, extent: Int64Array) -> Int64Array:
+    """Addresses of blocks that older versions do not write: one behind the other from the beginning of their segment."""
+    if not len(extent):
+        return extent
+    owner = _segment_of_block(columns)
+    before = np.cumsum(extent) - extent
+    first = np.searchsorted(owner, owner)
+    return np.asarray(columns.numbers("segment.address")[owner] + before - before[first], np.int64)
+
+
+def _contradictions(devices: list[DeviceHistory]) -> list[str]:
+    found = []
+    for device in devices:
+        known = device.segments.claimed != NULL
+        claimed, held = int(device.segments.claimed[known].sum()), int(device.state.size[device.state.active].sum())
+        if known.all() and claimed != held:
+            found.append(
+                f"it contradicts itself: segments of device {device.index} claim {format_bytes(claimed)} in use ({claimed:,} bytes), "
+                f"their blocks hold {format_bytes(held)} ({held:,}); the blocks are used"
+            )
+    return found
+
+
+def _ranges(columns: Columns) -> Ranges:
+    """Annotations from their START and END marks: an END closes the latest open START of its name."""
+    rows: list[tuple[int, int, int]] = []
+    open_: dict[int, list[int]] = {}
+    last = 0
+    starts = _is(columns, "annotation.stage", lambda text: re.fullmatch("start", text, re.IGNORECASE) is not None)
+    times, names = columns.numbers("annotation.time_us"), columns.codes("annotation.name")
+    for name, time, begins in zip(names.tolist(), times.tolist(), starts.tolist(), strict=True):
+        if name < 0 or not 0 < time < _LAST_YEAR_US:
+            continue
+        last = max(last, time)
+        if begins:
+            open_.setdefault(name, []).append(time)
+        elif open_.get(name):
+            rows.append((open_[name].pop(), time, name))
+    rows += [(start, max(last, start), name) for name, starts_ in open_.items() for start in starts_]
+    start, end, name_codes = (np.array([row[i] for row in sorted(rows)], np.int64) for i in range(3))
+    return Ranges(start * NS_PER_US, end * NS_PER_US, name_codes.astype(np.int32))
