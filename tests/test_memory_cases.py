@@ -58,7 +58,7 @@ def test_m02_before_recording() -> None:
         want["peak_allocated_bytes"],
         want["end_allocated_bytes"],
     )
-    (device,) = case("M02").job.memory_files[0].devices
+    (device,) = case("M02").job.windows[0].memory
     assert int(device.curve.allocated.min()) == want["min_allocated_bytes"]
     assert found["categories"]["before_recording"] == want["at_peak"]["unknown (before recording)"]
     assert [u["bytes"] for u in found["units"] if u["name"] == "model.py:88 forward"] == [want["at_peak"]["forward /w/model.py:88"]]

@@ -232,15 +232,18 @@ def test_a_snapshot_whose_name_tells_no_rank_is_of_the_rank_of_its_device(tmp_pa
     (tmp_path / "a_snapshot.pickle").write_bytes(history(1))
     (tmp_path / "b_snapshot.pickle").write_bytes(history(0))
     job, _ = load(tmp_path)
-    assert [(file.rank, Path(file.coverage.file).name) for file in job.memory_files] == [(0, "b_snapshot.pickle"), (1, "a_snapshot.pickle")]
-    assert "its name tells no rank: it is taken for rank 1" in job.memory_files[1].coverage.problems
+    assert [(window.rank, Path(window.coverage.file).name) for window in job.windows] == [
+        (0, "b_snapshot.pickle"),
+        (1, "a_snapshot.pickle"),
+    ]
+    assert "its name tells no rank: it is taken for rank 1" in job.windows[1].coverage.problems
 
 
 def test_two_snapshots_of_one_device_and_no_rank_cannot_both_be_used(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / f"{name}_snapshot.pickle").write_bytes(history(0))
     job, _ = load(tmp_path)
-    assert [file.rank for file in job.memory_files] == [0]
+    assert [window.rank for window in job.windows] == [0]
     assert [entry.status for entry in job.coverage] == ["complete", "skipped"]
     assert "put it into the file's name" in job.coverage[1].problems[-1]
 

@@ -5,7 +5,6 @@ import os
 import pickle
 import resource
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -293,5 +292,3 @@ def test_damage_is_a_sentence_or_a_snapshot_never_a_crash(tmp_path, place: int, 
         load(tmp_path, bytes(data))
     except InputError as refused:
         assert "\n" not in str(refused)
-
-

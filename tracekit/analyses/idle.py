@@ -270,5 +270,5 @@ class Idle:
 def analyze(job: Job) -> Idle:
     """Say why devices were idle."""
     columns = IDLE.names[len(STEP_COLUMNS) :]
-    on_cpu = bool(job.windows) and all(window.on_cpu for window in job.windows)
+    on_cpu = bool(job.traced) and all(window.on_cpu for window in job.traced)
     return Idle(step_frame(IDLE, job, "idle", columns), on_cpu)

@@ -194,7 +194,7 @@ def _record(row: dict[Any, Any], of_all: int) -> dict[str, Any]:
 def analyze(job: Job) -> Kernels:
     """Sum up the kernels of all ranks by name."""
     parts = [(rank, job.windows[index], sums) for rank, index, sums in job.reduced("kernels") if sums is not None]
-    on_cpu = bool(job.windows) and all(window.on_cpu for window in job.windows)
+    on_cpu = bool(job.traced) and all(window.on_cpu for window in job.traced)
     if not parts:
         return Kernels(KERNELS.empty(), 0, on_cpu)
     size = [len(sums.name) for _, _, sums in parts]

@@ -163,7 +163,7 @@ class Operators:
 def analyze(job: Job) -> Operators:
     """Sum up the operators of all ranks by name."""
     parts = [(rank, sums) for rank, _, sums in job.reduced("operators") if sums is not None]
-    on_cpu = bool(job.windows) and all(window.on_cpu for window in job.windows)
+    on_cpu = bool(job.traced) and all(window.on_cpu for window in job.traced)
     if not parts:
         return Operators(OPERATORS.empty(), on_cpu)
     frame = pd.DataFrame(

@@ -238,7 +238,7 @@ def _steps(job: Job) -> tuple[set[int], float]:
     """(numbers of the steps that two ranks or more recorded, mean length of all steps [ns]); NULL is the number of an unmarked window."""
     ranks: dict[int, set[int | None]] = {}
     length: list[int] = []
-    for window in job.windows:
+    for window in job.traced:
         times = step_times(window.steps, window.span)
         length += (times.end - times.start).tolist()
         for number in times.number.tolist():

@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 from tracekit.manifest import Manifest
+from tracekit.memory.summary import DeviceMemory
 from tracekit.mesh.process_groups import LocalGroup
 from tracekit.readers.identity import Identity
 from tracekit.trace.events import BoolArray, Coverage, Int8Array, Int32Array, Int64Array, RankTables
@@ -88,7 +89,10 @@ class Activity:
 
 @dataclass
 class Window:
-    """The compact result of reading one file: picklable, a few MB at most whatever the size of the trace."""
+    """The compact result of reading one file: picklable, a few MB at most whatever the size of the trace.
+
+    A window may hold events, what a snapshot or a raw memory timeline of its rank tells, or both.
+    """
 
     coverage: Coverage
     identity: Identity  # what the file itself says: rank and where that stands, world size, backend, device, host, process
@@ -100,3 +104,5 @@ class Window:
     operations: pd.DataFrame
     reduced: dict[str, Any] = field(default_factory=dict)  # analysis name -> what its reduce() returned
     manifest: Manifest | None = None  # without the columns of single storages and collectives, which stay where the file was read
+    memory: list[DeviceMemory] = field(default_factory=list)  # by snapshots and raw timelines of this rank
+    has_events: bool = True

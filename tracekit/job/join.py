@@ -16,6 +16,7 @@ from tracekit.collectives.purpose import purposes
 from tracekit.collectives.semantics import full_elements, kept_elements, sent_bytes
 from tracekit.errors import InputError, UsageError
 from tracekit.job.activity import Window
+from tracekit.job.memory_window import pair
 from tracekit.job.model import Job
 from tracekit.mesh.mesh import Axis, Recorded, infer_mesh, parse_mesh
 from tracekit.mesh.process_groups import ProcessGroups, unite
@@ -34,9 +35,11 @@ def join(
     ranks: frozenset[int] | None = None,
 ) -> Job:
     """The job of these windows. ``coverage`` are files that gave no window; ``ranks`` the ranks a user wants to see."""
-    used, notes = _ranked(windows, ranks)
+    traced = [window for window in windows if window.has_events]
+    used, notes = _ranked(traced, ranks if traced else None)
     everything = sorted([*coverage, *(w.coverage for w in windows)], key=lambda c: c.file)
-    world_size, present, missing, world_notes = _world(used, everything, ranks)
+    world_size, present, missing, world_notes = _world(used, everything, ranks if traced else None)
+    alone, memory_notes = pair([window for window in windows if not window.has_events], used, ranks)
     recorded = _steps_of_ranks(used)
     notes += [*world_notes, *_steps_apart(recorded)]
     groups, group_notes = unite([(w.rank if w.rank is not None else 0, w.groups) for w in used], world_size)
@@ -50,15 +53,15 @@ def join(
     operations = _operations(used, groups)
     operations, matches, clock, match_notes = _matched(operations, groups, hosts)
     operations["purpose"] = purposes(operations)
-    notes += [*group_notes, *mesh_notes, *match_notes, *_unrecorded(operations)]
+    notes += [*group_notes, *mesh_notes, *match_notes, *_unrecorded(operations), *memory_notes]
     return Job(
         world_size=world_size,
-        ranks=present,
+        ranks=present if used else sorted({w.rank for w in alone if w.rank is not None}),
         missing_ranks=missing,
         backend=_most_common(w.identity.backend for w in used),
         device=_most_common(w.identity.device_name for w in used),
         steps=_common_steps(recorded),
-        windows=used,
+        windows=[*used, *alone],
         groups=groups,
         mesh=layout,
         clock=clock,

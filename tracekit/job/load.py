@@ -13,7 +13,6 @@ from tracekit.executors import local
 from tracekit.executors.base import Executor, Lost
 from tracekit.job.activity import Window
 from tracekit.job.join import join
-from tracekit.job.memory_files import MemoryFile, add_memory
 from tracekit.job.model import Job
 from tracekit.job.window import Reducers, Task, read_window
 from tracekit.readers.sources import Source, find_sources
@@ -48,20 +47,16 @@ def load_job(paths: Sequence[str], options: LoadOptions, reducers: Reducers | No
     """
     found = find_sources(paths)
     windows: list[Window] = []
-    memory: list[MemoryFile] = []
     coverage: list[Coverage] = list(found.skipped)
     for result in _read_all(found.sources, options, reducers or {}, progress):
         if isinstance(result, Window):
             windows.append(result)
-        elif isinstance(result, MemoryFile):
-            memory.append(result)
         else:
             coverage.append(result)
-    if not windows and not memory:
+    if not windows:
         raise InputError(_nothing_readable(coverage), "nothing is left to analyze")
-    job = join(windows, coverage, options.mesh, options.gpus_per_node, options.ranks if windows else None)
-    add_memory(job, memory, options.ranks)
-    if options.steps is not None and windows and not any(len(w.steps) for w in windows):
+    job = join(windows, coverage, options.mesh, options.gpus_per_node, options.ranks)
+    if options.steps is not None and job.traced and not any(len(w.steps) for w in windows):
         raise UsageError("no step of --steps is in the traces", "leave --steps out to see which there are")
     return job
 
@@ -73,9 +68,7 @@ def _nothing_readable(coverage: Sequence[Coverage]) -> str:
     return reason + more if first.file in reason else f"{first.file}: {reason}{more}"
 
 
-def _read_all(
-    sources: Sequence[Source], options: LoadOptions, reducers: Reducers, progress: Progress | None
-) -> list[Window | MemoryFile | Coverage]:
+def _read_all(sources: Sequence[Source], options: LoadOptions, reducers: Reducers, progress: Progress | None) -> list[Window | Coverage]:
     total = sum(source.size for source in sources)
     executor, shared, workers = _executor(options, len(sources), total)
     report = _Counter(total, progress) if progress is not None else None
@@ -86,7 +79,7 @@ def _read_all(
         threads=max(1, local.available_cores() // workers),
         progress=report.add if report is not None and shared else None,
     )
-    results: dict[int, Window | MemoryFile | Coverage] = {}
+    results: dict[int, Window | Coverage] = {}
     too_large: list[int] = []
     for index, result in executor.map(partial(_read_one, task=task), sources):
         if result is None:
@@ -116,7 +109,7 @@ def _lost(source: Source, reason: str) -> Coverage:
     return Coverage(source.url, status="skipped", problems=[reason])
 
 
-def _read_one(source: Source, task: Task) -> Window | MemoryFile | Coverage | None:
+def _read_one(source: Source, task: Task) -> Window | Coverage | None:
     """What one file gives; None where memory did not suffice."""
     try:
         return read_window(source, task)

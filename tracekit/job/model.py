@@ -9,7 +9,6 @@ from typing import Any
 import pandas as pd
 
 from tracekit.job.activity import Window
-from tracekit.job.memory_files import MemoryFile
 from tracekit.mesh.mesh import Mesh
 from tracekit.mesh.process_groups import ProcessGroups
 from tracekit.trace.clock import Clock
@@ -21,8 +20,8 @@ class Job:
     """All ranks of one training job.
 
     ``windows`` are the files that could be used, sorted by (rank, start); a rank has several where the profiler ran several times.
+    Ranks of which there is only a memory snapshot have a window without events; these are the last ones.
     ``operations`` and ``matches`` have the schemas of the same name. ``steps`` are step numbers that every present rank recorded whole.
-    ``memory_files`` are snapshots and raw timelines beside the traces, by rank.
     ``notes`` are job-level sentences for coverage ("2 of 4 ranks are readable ...").
     """
 
@@ -40,7 +39,11 @@ class Job:
     matches: pd.DataFrame
     coverage: list[Coverage]
     notes: list[str] = field(default_factory=list)
-    memory_files: list[MemoryFile] = field(default_factory=list)
+
+    @property
+    def traced(self) -> list[Window]:
+        """The windows that hold events."""
+        return [window for window in self.windows if window.has_events]
 
     def reduced(self, analysis: str) -> Iterator[tuple[int, int, Any]]:
         """(rank, window index, what reduce() returned) of one analysis, in order of the windows."""

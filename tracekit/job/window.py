@@ -14,7 +14,7 @@ from tracekit.errors import InputError
 from tracekit.job import recorded
 from tracekit.job.activity import Activity, Window
 from tracekit.job.device import HOST_BACKENDS, device_work
-from tracekit.job.memory_files import MemoryFile, read_memory_file
+from tracekit.job.memory_window import read_memory_window
 from tracekit.job.operations import local_operations
 from tracekit.manifest import Calls, Manifest, Owners
 from tracekit.mesh.local_groups import local_groups
@@ -44,15 +44,15 @@ class Task:
     progress: Callable[[int], None] | None = None
 
 
-def read_window(source: Source, task: Task) -> Window | MemoryFile | Coverage:
-    """The window of one file, or what it tells of memory alone; its Coverage where nothing of it could be used."""
+def read_window(source: Source, task: Task) -> Window | Coverage:
+    """The window of one file; its Coverage where nothing of it could be used."""
     if is_snapshot_name(source.name):
-        return read_memory_file(source, task.progress)
+        return read_memory_window(source, task.progress)
     try:
         tables = read_tables(source, task)
     except InputError as error:
         if looks_like_timeline(source):
-            return read_memory_file(source)
+            return read_memory_window(source)
         return Coverage(source.url, status="skipped", problems=[str(error)])
     manifest, problem = read_manifest(source)
     if problem:

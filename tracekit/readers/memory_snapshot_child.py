@@ -16,8 +16,8 @@ import pickle
 import struct
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, BinaryIO
 
 NULL = -(2**63)
 _KEYS = ("segments", "device_traces")
@@ -26,16 +26,16 @@ _MOST_SETTINGS = 64
 _DAMAGED = (pickle.UnpicklingError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, ImportError)
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """The pickle wants more than plain values; the text says what."""
 
 
 class _Plain(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        raise Refused(f"wants {module}.{name}")
+        raise RefusedError(f"wants {module}.{name}")
 
     def persistent_load(self, _: Any) -> Any:
-        raise Refused("asks for an object from outside")
+        raise RefusedError("asks for an object from outside")
 
 
 class _Input(io.BufferedReader):
@@ -203,7 +203,7 @@ def limit(memory: int, seconds: int) -> None:
         resource.setrlimit(kind, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
 
 
-def write(out: io.BufferedWriter, header: dict[str, Any], arrays: Iterable[array[int]] = ()) -> None:
+def write(out: BinaryIO, header: dict[str, Any], arrays: Iterable[array[int]] = ()) -> None:
     """Length of the header (8 bytes), the header as JSON, the arrays one behind the other."""
     text = json.dumps(header).encode()
     out.write(struct.pack("<Q", len(text)) + text)
@@ -212,12 +212,13 @@ def write(out: io.BufferedWriter, header: dict[str, Any], arrays: Iterable[array
     out.flush()
 
 
-def _read(out: io.BufferedWriter) -> None:
+def _read(out: BinaryIO) -> None:
     root = _Plain(_Input(io.FileIO(0, closefd=False), 1 << 20), encoding="utf-8", errors="replace").load()
     os.close(0)  # what follows the pickle is nobody's: who still writes it learns so
     columns = Columns(root)
     if not columns.is_snapshot:
-        return write(out, {"problem": "no snapshot"})
+        write(out, {"problem": "no snapshot"})
+        return
     header = {
         "columns": [[name, column.typecode, len(column)] for name, column in columns.arrays.items()],
         "strings": [text.encode("utf-8", "replace").decode() for text in columns.strings],
@@ -232,18 +233,17 @@ def main() -> None:
     """Read, and write columns or the problem."""
     limit(int(sys.argv[1]), int(sys.argv[2]))
     gc.disable()  # nothing that is built here goes away
-    problem: Callable[[str, str], None] = lambda kind, detail: write(out, {"problem": kind, "detail": detail})  # noqa: E731
-    out = io.BufferedWriter(io.FileIO(1, "w", closefd=False))
+    out = open(1, "wb", closefd=False)  # noqa: SIM115
     try:
         _read(out)
-    except Refused as refused:
-        problem("refused", str(refused))
+    except RefusedError as refused:
+        write(out, {"problem": "refused", "detail": str(refused)})
     except MemoryError:
-        problem("memory", "")
+        write(out, {"problem": "memory"})
     except EOFError:
-        problem("truncated", "")
+        write(out, {"problem": "truncated"})
     except _DAMAGED as error:
-        problem("truncated" if "truncated" in str(error) else "damaged", "")
+        write(out, {"problem": "truncated" if "truncated" in str(error) else "damaged"})
     os._exit(0)  # without taking all values apart
 
 

@@ -12,7 +12,7 @@ from tracekit.units import NS_PER_US, NULL, microseconds
 
 def time_zero(job: Job) -> int | None:
     """Unix time [ns], on the job's clock, from which ``start_us`` and ``end_us`` count: the start of the earliest window."""
-    starts = [int(job.aligned(index, window.span[0])) for index, window in enumerate(job.windows)]
+    starts = [int(job.aligned(index, window.span[0])) for index, window in enumerate(job.traced)]
     return min(starts, default=None)
 
 

@@ -34,15 +34,14 @@ class RankMemory:
 def rows_of(job: Job, analysis: str) -> list[RankMemory]:
     """One row a rank and device, in order of both."""
     found: dict[tuple[int, str], list[DeviceMemory]] = {}
-    for rank, window, devices in job.reduced(analysis):
+    for rank, index, devices in job.reduced(analysis):
         for device in devices or []:
-            shift = int(job.aligned(window, 0))
+            shift = int(job.aligned(index, 0))
             found.setdefault((rank, device.device), []).append(_shifted(device, shift))
-    for file in job.memory_files:
-        if file.rank is not None:
-            shift = -job.clock.offset_ns.get(file.rank, 0)
-            for device in file.devices:
-                found.setdefault((file.rank, device.device), []).append(_shifted(device, shift))
+    for index, window in enumerate(job.windows):
+        if window.rank is not None:
+            for device in window.memory:
+                found.setdefault((window.rank, device.device), []).append(_shifted(device, int(job.aligned(index, 0))))
     return [RankMemory(rank, _best(devices)) for (rank, _), devices in sorted(found.items())]
 
 
