@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from tests.memory.made import entry, segment, snapshot
 from tracekit.errors import InputError
+from tracekit.executors import memory
+from tracekit.job.load import LoadOptions, load_job
 from tracekit.readers import memory_snapshot_child, memory_snapshot_process
 from tracekit.readers.memory_snapshot import read_snapshot
 from tracekit.readers.sources import Source
@@ -211,7 +213,7 @@ DEEP = b"\x80\x04" + b")" + b"\x85" * 500_000  # a tuple in a tuple in a tuple .
 def test_what_would_use_up_memory_or_the_stack_is_one_line(tmp_path, data: bytes, said: str) -> None:
     path = tmp_path / "snap.pickle"
     path.write_bytes(data)
-    with pytest.raises(InputError, match=said) as refused:
+    with pytest.raises((InputError, MemoryError), match=said) as refused:
         read_snapshot(Source(str(path), path.name, len(data), 0), memory=100_000_000)
     assert "\n" not in str(refused.value)
 
@@ -240,12 +242,22 @@ def test_the_child_limits_itself_and_its_missing_value_is_ours() -> None:
             resource.setrlimit(kind, limits)
 
 
-def test_the_limit_is_a_share_of_what_the_container_has(tmp_path, monkeypatch) -> None:
+def test_the_memory_of_a_container_counts(tmp_path, monkeypatch) -> None:
     (tmp_path / "memory.max").write_text("1000000\n")
-    monkeypatch.setattr(memory_snapshot_process, "_CGROUPS", (str(tmp_path / "memory.max"), str(tmp_path / "absent")))
-    assert memory_snapshot_process.machine_memory() == 1_000_000
+    monkeypatch.setattr(memory, "_CGROUPS", (str(tmp_path / "memory.max"), str(tmp_path / "absent")))
+    assert memory.machine_memory() == 1_000_000
     (tmp_path / "memory.max").write_text("max\n")
-    assert memory_snapshot_process.machine_memory() > 1_000_000
+    assert memory.machine_memory() > 1_000_000
+
+
+def test_a_snapshot_that_needs_more_than_the_limit_is_one_line_and_the_others_are_read(tmp_path) -> None:
+    entries = [entry("alloc", T + i, 512, 4096 * i) for i in range(150_000)]
+    for rank, history in enumerate([entries, HISTORY]):
+        (tmp_path / f"rank{rank}_snapshot.pickle").write_bytes(pickle.dumps(snapshot([history])))
+    job = load_job([str(tmp_path)], LoadOptions(memory_limit=50_000_000), {})
+    assert job.ranks == [1]
+    (lost,) = [entry for entry in job.coverage if entry.status == "skipped"]
+    assert "rank0_snapshot.pickle needs more than 50 MB of memory to be read: raise --memory-limit" in lost.problems[0]
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+from pathlib import Path
 
 from tracekit.errors import UsageError
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 #: The program itself with its libraries: below it nothing can be read at all.
 LEAST_BYTES = 500_000_000
+#: Where Linux says what a container may have.
+_CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def parse_size(text: str) -> int:
@@ -36,3 +41,12 @@ def limit_memory(size: int) -> None:
         ) from error
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (size if hard == resource.RLIM_INFINITY else min(size, hard), hard))
+
+
+def machine_memory() -> int:
+    """Bytes of memory that this machine, or its container, has."""
+    sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")] if hasattr(os, "sysconf") else [16 << 30]
+    for path in _CGROUPS:
+        with contextlib.suppress(OSError, ValueError):
+            sizes.append(int(Path(path).read_text()))
+    return min(sizes)

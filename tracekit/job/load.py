@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
 from tracekit.errors import InputError, UsageError
 from tracekit.executors import local
 from tracekit.executors.base import Executor, Lost
+from tracekit.executors.memory import machine_memory
 from tracekit.job.activity import Window
 from tracekit.job.join import join
 from tracekit.job.model import Job
@@ -19,6 +20,8 @@ from tracekit.readers.sources import Source, find_sources
 from tracekit.trace.events import Coverage
 
 Progress = Callable[[int, int], None]
+#: Of the machine's memory, for reading memory snapshots where no limit is given.
+SNAPSHOT_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,7 @@ def _read_all(sources: Sequence[Source], options: LoadOptions, reducers: Reducer
         cache=options.cache,
         threads=max(1, local.available_cores() // workers),
         progress=report.add if report is not None and shared else None,
+        memory_limit=_snapshot_limit(options) // workers,
     )
     results: dict[int, Window | Coverage] = {}
     too_large: list[int] = []
@@ -89,8 +93,10 @@ def _read_all(sources: Sequence[Source], options: LoadOptions, reducers: Reducer
         if report is not None and not shared:
             report.add(sources[index].size)
     for index in too_large:  # beside others there was not memory enough: one at a time, when all others are done
-        alone = _read_one(sources[index], task)
-        results[index] = _lost(sources[index], "needs more memory than there is (--memory-limit)") if alone is None else alone
+        try:
+            results[index] = read_window(sources[index], replace(task, memory_limit=_snapshot_limit(options)))
+        except MemoryError as error:
+            results[index] = _lost(sources[index], str(error) or "needs more memory than there is (--memory-limit)")
     return [results[index] for index in sorted(results)]
 
 
@@ -103,6 +109,11 @@ def _executor(options: LoadOptions, items: int, total: int) -> tuple[Executor, b
 
     workers = options.jobs or local.available_cores()
     return DaskExecutor(options.scheduler, workers), False, workers if options.scheduler is None else 1
+
+
+def _snapshot_limit(options: LoadOptions) -> int:
+    """Bytes that reading memory snapshots may take in all."""
+    return int(machine_memory() * SNAPSHOT_SHARE) if options.memory_limit is None else options.memory_limit
 
 
 def _lost(source: Source, reason: str) -> Coverage:

@@ -21,10 +21,11 @@ from tracekit.trace.events import Coverage
 from tracekit.trace.steps import Steps
 
 
-def read_memory_window(source: Source, progress: Callable[[int], None] | None = None) -> Window | Coverage:
+def read_memory_window(source: Source, progress: Callable[[int], None] | None = None, memory_limit: int | None = None) -> Window | Coverage:
     """The memory of one rank as a snapshot or a raw timeline tells it; its Coverage alone where the file cannot be used.
 
-    ``progress`` gets the number of stored bytes read of a snapshot since its last call.
+    ``progress`` gets the number of stored bytes read of a snapshot since its last call. Raises MemoryError where a snapshot needs more than
+    ``memory_limit`` [bytes] to be read.
     """
     coverage = Coverage(source.url)
     rank = rank_of_name(source.name)
@@ -35,7 +36,7 @@ def read_memory_window(source: Source, progress: Callable[[int], None] | None = 
                 coverage.note(problem)
             from tracekit.readers.memory_snapshot import read_snapshot  # few jobs need it
 
-            snapshot = read_snapshot(source, progress)
+            snapshot = read_snapshot(source, progress, memory_limit)
             devices = of_snapshot(snapshot, manifest.owners if manifest is not None else None)
             rank = manifest.rank if manifest is not None else rank
             coverage.events = sum(len(device.entries) for device in snapshot.devices)

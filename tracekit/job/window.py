@@ -42,12 +42,13 @@ class Task:
     cache: str | None = None
     threads: int = 2
     progress: Callable[[int], None] | None = None
+    memory_limit: int | None = None  # of reading one memory snapshot [bytes]
 
 
 def read_window(source: Source, task: Task) -> Window | Coverage:
-    """The window of one file; its Coverage where nothing of it could be used."""
+    """The window of one file; its Coverage where nothing of it could be used. Raises MemoryError where memory does not suffice."""
     if is_snapshot_name(source.name):
-        return read_memory_window(source, task.progress)
+        return read_memory_window(source, task.progress, task.memory_limit)
     try:
         tables = read_tables(source, task)
     except InputError as error:

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from tracekit.errors import InputError
+from tracekit.executors.memory import machine_memory
 from tracekit.readers import memory_snapshot_child
 from tracekit.readers.compressed import TextStream
 from tracekit.readers.recognise import read_errors, reason
@@ -29,12 +28,10 @@ from tracekit.readers.sources import Source, clean
 from tracekit.trace.events import Int32Array, Int64Array
 from tracekit.units import format_bytes
 
-#: What the child may take of this machine's memory, and of CPU time: so many seconds, and some more a megabyte of the file.
-MEMORY_SHARE = 0.5
+#: What the child may take of CPU time: so many seconds, and some more a megabyte of the file.
 SECONDS, SECONDS_PER_MB = 60, 2
 _CHUNK = 1 << 20
 _REMEDY = "give the file that torch.cuda.memory._dump_snapshot() wrote"
-_CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 @dataclass(frozen=True)
@@ -56,22 +53,14 @@ class Columns:
         return self.arrays[name]
 
 
-def machine_memory() -> int:
-    """Bytes of memory that this machine, or its container, has."""
-    sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")] if hasattr(os, "sysconf") else [16 << 30]
-    for path in _CGROUPS:
-        with contextlib.suppress(OSError, ValueError):
-            sizes.append(int(Path(path).read_text()))
-    return min(sizes)
-
-
 def read_columns(source: Source, progress: Callable[[int], None] | None = None, memory: int | None = None) -> Columns:
-    """The columns of a snapshot file, plain or packed. ``memory`` [bytes]: the limit; by default a share of the machine's.
+    """The columns of a snapshot file, plain or packed. ``memory`` [bytes]: the limit; by default what the machine has.
 
-    Raises InputError, one line, for what cannot be read, is no snapshot, wants more than plain values, or needs more than the limits.
+    Raises InputError, one line, for what cannot be read, is no snapshot, wants more than plain values or takes too long; MemoryError, one
+    line as well, for what needs more than the limit.
     """
     name = clean(source.name)
-    most = int(machine_memory() * MEMORY_SHARE) if memory is None else memory
+    most = machine_memory() if memory is None else memory
     seconds = SECONDS + SECONDS_PER_MB * source.size // 1_000_000
     command = [sys.executable, "-I", "-S", memory_snapshot_child.__file__, str(most), str(seconds)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
@@ -144,5 +133,5 @@ def _raise_ended(name: str, code: int, most: int, seconds: int) -> NoReturn:
 
 
 def _raise_memory(name: str, most: int) -> NoReturn:
-    remedy = "read it on a machine with more memory, or record fewer entries (max_entries of _record_memory_history)"
-    raise InputError(f"{name} needs more than {format_bytes(most)} of memory to be read, the limit on this machine", remedy)
+    remedy = "raise --memory-limit, read it on a machine with more memory, or record fewer entries (max_entries)"
+    raise MemoryError(f"{name} needs more than {format_bytes(most)} of memory to be read: {remedy}")
