@@ -32,3 +32,10 @@ def test_every_key_of_the_json_is_documented():
     assert {"breakdown", "exposed_comm_us", "last_rank"} <= keys  # the sample has what this test is about
     documented = set(re.findall(r"[a-z_0-9]+", " ".join(re.findall(r"`([^`]+)`", (ROOT / "docs" / "json.md").read_text()))))
     assert keys - documented == set()
+
+
+def test_tables_of_columns_follow_the_program():
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "docs" / "columns.py"), "--check"], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert (done.returncode, done.stderr) == (0, "")

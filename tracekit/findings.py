@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import pandas as pd
+
+from tracekit.schema import Schema
 
 Severity = Literal["info", "warning", "critical"]
 SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "info")
@@ -113,6 +115,14 @@ class Table:
     note: str = ""
     preview: int = 0
     missing: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, title: str, schema: Schema, frame: pd.DataFrame, columns: Iterable[str] = (), *, note: str = "", preview: int = 0) -> Table:
+        """A table of the columns of ``schema`` that have a heading, in its order or in that of ``columns``."""
+        chosen = [schema.column(name) for name in columns] or [column for column in schema.columns if column.heading]
+        shown = pd.DataFrame({column.name: column.shown(frame[column.name]) for column in chosen})
+        missing = {column.name: column.missing for column in chosen if column.missing}
+        return cls(title, shown, {column.name: column.title for column in chosen}, note, preview, missing)
 
 
 Chart = StackedBars | Heatmap | StackedArea | Treemap | Timeline | Table

@@ -1,11 +1,12 @@
-"""Columns of the tables that cross a room's border: name, dtype, unit and meaning, once.
+"""Columns of the tables that cross a room's border, each told once: name, dtype, unit, meaning, heading, JSON key, why it may be empty.
 
-A missing integer is ``units.NULL`` inside tracekit, ``null`` in JSON. Columns of kind ``str`` may be pandas categoricals.
+A missing integer is ``units.NULL`` inside tracekit, ``null`` in JSON. Columns of kind ``str`` may be pandas categoricals. Nanoseconds
+leave the house as microseconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,15 +14,50 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from tracekit.units import NS_PER_US, NULL, known, microseconds
+
 
 @dataclass(frozen=True)
 class Column:
-    """One column: ``dtype`` is a numpy name or ``str``; ``unit`` is empty for a plain count or identifier."""
+    """One column of a table.
+
+    ``dtype`` is a numpy name, ``str``, or ``object`` for a list or mapping a row; ``unit`` is empty for a plain count or identifier.
+    ``heading`` is what a reader sees above it, without the unit; a column without one is in no table for readers. ``key`` is its key in a
+    row of the JSON (``duration_us.p50``: within an object); a column without one is not in the JSON. ``missing`` says why a cell may be
+    empty, and makes an empty text a missing one; ``instead`` is the text that a reader sees there.
+    """
 
     name: str
     dtype: str
     unit: str
     meaning: str
+    heading: str = ""
+    key: str = ""
+    missing: str = ""
+    instead: str = ""
+
+    @property
+    def title(self) -> str:
+        """The heading with the unit of what stands below it (``Compute [us]``)."""
+        unit = _shown_unit(self.unit)
+        return f"{self.heading} [{unit}]" if unit else self.heading
+
+    def shown(self, values: pd.Series[Any]) -> Any:
+        """Cells for a reader: microseconds (NaN where missing), everything else as it is."""
+        if self.dtype == "str" and self.missing:
+            return [value or self.instead or None for value in values.tolist()]
+        if self.unit != "ns":
+            return values
+        numbers = values.to_numpy()
+        return np.where(numbers == NULL, np.nan, numbers / NS_PER_US)
+
+    def plain(self, values: pd.Series[Any]) -> list[Any]:
+        """Cells for JSON: microseconds, None where missing."""
+        if self.unit == "ns":
+            return [microseconds(value) for value in values.tolist()]
+        if self.dtype == "str":
+            return [value or None for value in values.tolist()] if self.missing else values.tolist()
+        return [known(value) for value in values.tolist()]
 
 
 @dataclass(frozen=True)
@@ -54,20 +90,58 @@ class Schema:
             raise ValueError(f"table {self.name}: columns {list(frame.columns)}, expected {self.names}")
         return frame
 
+    def column(self, name: str) -> Column:
+        """One column. KeyError where the table has none of that name."""
+        return {column.name: column for column in self.columns}[name]
+
+    def records(self, frame: pd.DataFrame, columns: Iterable[str] = ()) -> list[dict[str, Any]]:
+        """Rows for JSON: every column that has a key, in order of the schema or of ``columns``."""
+        chosen = [self.column(name) for name in columns] or [column for column in self.columns if column.key]
+        cells = [column.plain(frame[column.name]) for column in chosen]
+        rows = [dict(zip((column.key for column in chosen), row, strict=True)) for row in zip(*cells, strict=True)]
+        return [_nested(row) for row in rows] if any("." in column.key for column in chosen) else rows
+
+    def documented(self) -> list[str]:
+        """Lines of a Markdown table that names the keys of ``records``, their units and what they mean."""
+        lines = ["| key | unit | meaning |", "|-|-|-|"]
+        for column in self.columns:
+            if column.key:
+                empty = f"; `null`: {column.missing}" if column.missing else ""
+                lines.append(f"| `{column.key}` | {_shown_unit(column.unit)} | {column.meaning}{empty} |")
+        return lines
+
+
+def _shown_unit(unit: str) -> str:
+    return "us" if unit == "ns" else unit
+
+
+def _nested(row: dict[str, Any]) -> dict[str, Any]:
+    """``{"a.b": 1}`` as ``{"a": {"b": 1}}``; an object of which nothing is known is None."""
+    result: dict[str, Any] = {}
+    for key, value in row.items():
+        outer, _, inner = key.partition(".")
+        if not inner:
+            result[key] = value
+        elif value is not None or result.get(outer) is not None:
+            result[outer] = {**(result.get(outer) or {}), inner: value}
+        else:
+            result.setdefault(outer, None)
+    return result
+
 
 def _dtype(name: str) -> str | type:
-    return "str" if name == "str" else np.dtype(name).name
+    return name if name in ("str", "object") else np.dtype(name).name
 
 
 def _typed(values: object, dtype: str) -> object:
-    if dtype == "str" or isinstance(values, pd.Categorical):
+    if dtype in ("str", "object") or isinstance(values, pd.Categorical):
         return values
     return np.asarray(values, dtype=dtype)
 
 
-def table(name: str, *columns: tuple[str, str, str, str]) -> Schema:
-    """A schema from (column, dtype, unit, meaning)."""
-    return Schema(name, tuple(Column(*column) for column in columns))
+def table(name: str, *columns: tuple[str, str, str, str] | Column) -> Schema:
+    """A schema from columns; (name, dtype, unit, meaning) is one that stays inside tracekit."""
+    return Schema(name, tuple(column if isinstance(column, Column) else Column(*column) for column in columns))
 
 
 #: Communication operations of ONE window of one rank, in order of start: one row is one collective or one point-to-point

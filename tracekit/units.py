@@ -7,6 +7,7 @@ Sizes are int64 bytes. A gigabyte is 10^9 bytes, as in nccl-tests.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -20,9 +21,14 @@ NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 
 
-def microseconds(ns: int | None) -> float | None:
-    """Integer nanoseconds as float microseconds; ``None`` and ``NULL`` stay ``None``."""
-    return None if ns is None or ns == NULL else int(ns) / NS_PER_US
+def microseconds(ns: int | float | None) -> float | None:
+    """Nanoseconds as float microseconds; ``None``, ``NULL`` and the mean of nothing (NaN) are ``None``."""
+    return None if ns is None or ns == NULL or ns != ns else ns / NS_PER_US
+
+
+def known(value: Any) -> Any:
+    """A value for JSON: None for NULL and for NaN."""
+    return None if value is None or value == NULL or value != value else value
 
 
 def format_ns(ns: int | float) -> str:

@@ -4,7 +4,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from tests.report.example import HOSTILE, Given, breakdown, job
+from tests.report.example import HOSTILE, Given, breakdown, job, with_means
 from tracekit.cli.summary import by_axis, print_summary, problems, step_rows
 from tracekit.findings import Finding, Result, Section, Table
 from tracekit.report.document import document
@@ -36,7 +36,7 @@ def lines(text: str) -> list[str]:
 
 def test_the_whole_answer() -> None:
     finding = Finding("overlap.exposed", "warning", "25% of a step is exposed.", advice="Prefetch.")
-    text = summary(Given([finding], json={"breakdown": breakdown(), **AXES}), report="out.html")
+    text = summary(Given([finding], json={**with_means(breakdown()), **AXES}), report="out.html")
     assert lines(text) == [
         "2 of 2 ranks · mesh tp 2 · NVIDIA H100 80GB HBM3 · nccl · steps 10–11",
         "A step takes 1 ms on average: 60% compute, 25% exposed communication, 14% idle, 1% exposed copies.",
@@ -54,7 +54,7 @@ def test_the_whole_answer() -> None:
 
 
 def test_means_by_axis() -> None:
-    assert by_axis(document(job(), {"a": Given(json={"breakdown": breakdown(), **AXES})})) == [
+    assert by_axis(document(job(), {"a": Given(json={**with_means(breakdown()), **AXES})})) == [
         {
             "axis": "tp",
             "sizes": [2],
@@ -70,14 +70,14 @@ def test_means_by_axis() -> None:
 def test_many_ranks_are_a_spread_and_those_that_compute_the_least() -> None:
     rows = breakdown(ranks=64, steps=1)
     rows[7]["compute_us"] = 100.0
-    found = dict(step_rows(rows))
+    found = dict(step_rows(with_means(rows)["mean_step"]))
     assert list(found) == ["least", "median", "most", "rank 7", "rank 0", "rank 1"]
     assert [found[label]["compute_us"] for label in ("least", "median", "most", "rank 7")] == [100.0, 600.0, 600.0, 100.0]
 
 
 def test_a_part_that_was_not_measured_is_a_dash() -> None:
     row = {**breakdown()[0], "compute_us": None, "exposed_comm_us": None, "hidden_comm_us": None, "memory_copy_us": None, "idle_us": None}
-    assert "rank 0 1 ms – – – – –" in lines(summary(Given(json={"breakdown": [row]})))
+    assert "rank 0 1 ms – – – – –" in lines(summary(Given(json=with_means([row]))))
 
 
 COVERAGE = [
@@ -123,7 +123,7 @@ def test_no_line_is_wider_than_the_terminal(width: str, monkeypatch: pytest.Monk
     frame = pd.DataFrame({name: ["x" * 50] for name in "abcdef"})
     table = Table("Kernels", frame, {name: f"Heading {name}" for name in "abcdef"}, preview=5)
     finding = Finding("f", "warning", "many words " * 20, advice="try this " * 20)
-    result = Given([finding], [Section("", "", [table])], {"breakdown": breakdown(), **AXES})
+    result = Given([finding], [Section("", "", [table])], {**with_means(breakdown()), **AXES})
     assert max(len(line) for line in summary(result, report="out.html").splitlines()) <= int(width)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from tracekit import schema
+from tracekit.analyses.breakdown import BREAKDOWN, Breakdown
 from tracekit.findings import Finding, Section
 from tracekit.job.model import Job
 from tracekit.mesh.mesh import Axis, Mesh
@@ -92,3 +93,12 @@ def breakdown(ranks: int = 2, steps: int = 2) -> list[dict[str, Any]]:
     """A step of 1 ms: 60% compute, 25% exposed communication, 1% copies, 14% idle; 100 us of communication hidden."""
     row = {"step_us": 1000.0, "compute_us": 600.0, "exposed_comm_us": 250.0, "memory_copy_us": 10.0, "idle_us": 140.0}
     return [{"rank": rank, "step": 10 + step, **row, "hidden_comm_us": 100.0} for rank in range(ranks) for step in range(steps)]
+
+
+def with_means(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the step breakdown puts into the document for these rows."""
+    columns = [column for column in BREAKDOWN.columns if column.unit == "ns"]
+    ns = {c.name: [NULL if row.get(c.key) is None else int(row[c.key] * 1000) for row in rows] for c in columns}
+    steps = [NULL if row["step"] is None else row["step"] for row in rows]
+    frame = BREAKDOWN.frame({"rank": [row["rank"] for row in rows], "window": [0] * len(rows), "step": steps, **ns})
+    return {"breakdown": rows, "mean_step": Breakdown(frame, 0.0).json()["mean_step"]}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.report.example import HOSTILE, Given, breakdown, job
+from tests.report.example import HOSTILE, Given, breakdown, job, with_means
 from tracekit.findings import Finding, Heatmap, Section, StackedBars, Table, Timeline
 from tracekit.mesh.mesh import Axis, Mesh
 from tracekit.report import html, pages
@@ -67,7 +67,7 @@ def render(name: str, plotly_js: str = "plotly.min.js") -> str:
         "one": Given(
             [Finding(name, "critical", name, 1.0, name, name, name)] * 9,
             [Section(name, name, charts)],
-            {"breakdown": breakdown(), "not_measured": {name: name}},
+            {**with_means(breakdown()), "not_measured": {name: name}},
         )
     }
     given = job(

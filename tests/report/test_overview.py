@@ -1,6 +1,6 @@
 import pytest
 
-from tests.report.example import Given, breakdown, job
+from tests.report.example import Given, breakdown, job, with_means
 from tracekit.mesh.mesh import Mesh
 from tracekit.report.document import document
 from tracekit.report.overview import Fact, answer, facts, numbers, percent
@@ -8,7 +8,7 @@ from tracekit.trace.clock import Clock
 
 
 def the_document(rows: list[dict[str, object]], **changes: object) -> dict[str, object]:
-    return document(job(**changes), {"breakdown": Given(json={"breakdown": rows})})
+    return document(job(**changes), {"breakdown": Given(json=with_means(rows))})
 
 
 def test_where_the_time_goes() -> None:

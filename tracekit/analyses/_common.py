@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import pandas as pd
 
 from tracekit.job.activity import Window
 from tracekit.job.model import Job
-from tracekit.schema import Schema
+from tracekit.schema import Column, Schema
 from tracekit.trace.events import Int64Array, RankTables
 from tracekit.trace.steps import Steps
 from tracekit.units import NS_PER_US, NULL
@@ -23,11 +23,15 @@ UNKNOWN_AXIS = "unknown"
 
 #: The first columns of every table with one row a rank and step.
 STEP_COLUMNS = (
-    ("rank", "int32", "", "global rank"),
-    ("window", "int32", "", "index into job.windows"),
-    ("step", "int64", "", "number of the step; NULL where the trace marks none and its whole window counts as one"),
-    ("step_ns", "int64", "ns", "length of the step on the host's clock"),
+    Column("rank", "int32", "", "global rank", "Rank", "rank"),
+    Column("window", "int32", "", "index into job.windows"),
+    Column(
+        "step", "int64", "", "number of the step; without marks the whole window counts as one", "Step", "step", "the trace marks no steps"
+    ),
+    Column("step_ns", "int64", "ns", "length of the step on the host's clock"),
 )
+#: Why a sum over a step is missing.
+CUT = "the trace of this rank is truncated"
 
 
 @dataclass(frozen=True)
@@ -115,33 +119,10 @@ def axes(job: Job) -> tuple[npt.NDArray[np.int64], list[str]]:
     return place[found] if len(found) else found, distinct
 
 
-def us(ns: int | float | None) -> float | None:
-    """Nanoseconds as microseconds; None and NULL stay None, and so does a mean of nothing (NaN)."""
-    return None if ns is None or ns == NULL or ns != ns else float(ns) / NS_PER_US
-
-
 def us_column(ns: pd.Series[Any] | Int64Array) -> npt.NDArray[np.float64]:
     """A column of nanoseconds as microseconds for a reader; NULL becomes NaN."""
     values = np.asarray(ns)
     return np.where(values == NULL, np.nan, values / NS_PER_US)
-
-
-def known(value: int) -> int | None:
-    """None for NULL."""
-    return None if value == NULL else int(value)
-
-
-def records(frame: pd.DataFrame, columns: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Rows for JSON: ``columns`` maps a JSON key to a column; columns that end in ``_ns`` become microseconds, NULL becomes None."""
-    lists: list[list[Any]] = []
-    for column in columns.values():
-        convert = us if column.endswith("_ns") else _plain
-        lists.append([convert(value) for value in frame[column].tolist()])
-    return [dict(zip(columns, row, strict=True)) for row in zip(*lists, strict=True)]
-
-
-def _plain(value: Any) -> Any:
-    return None if isinstance(value, int) and value == NULL else value
 
 
 def mean_by_rank(frame: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:

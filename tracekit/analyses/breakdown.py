@@ -15,7 +15,8 @@ A trace without step marks counts as one step over its whole window. On CPU jobs
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ import pandas as pd
 
 from tracekit.analyses import _thresholds as thresholds
 from tracekit.analyses._common import (
+    CUT,
     STEP_COLUMNS,
     StepTimes,
     a_step,
@@ -30,15 +32,13 @@ from tracekit.analyses._common import (
     mean_by_rank,
     measured,
     rank_labels,
-    records,
     step_frame,
     step_times,
-    us_column,
 )
 from tracekit.findings import Finding, Section, StackedBars, Table
 from tracekit.job.activity import Activity, Work
 from tracekit.job.model import Job
-from tracekit.schema import table
+from tracekit.schema import Column, table
 from tracekit.trace import intervals
 from tracekit.trace.events import BoolArray, Int64Array
 from tracekit.units import NS_PER_US, NULL, format_ns
@@ -47,15 +47,22 @@ ORDER = 10
 
 BREAKDOWN = table(
     "breakdown",
-    *STEP_COLUMNS,
-    ("compute_ns", "int64", "ns", "compute; NULL in a truncated trace"),
-    ("exposed_comm_ns", "int64", "ns", "communication without compute"),
-    ("hidden_comm_ns", "int64", "ns", "communication beside compute"),
-    ("exposed_copy_ns", "int64", "ns", "copies without compute or communication"),
-    ("hidden_copy_ns", "int64", "ns", "copies beside compute or communication"),
-    ("idle_ns", "int64", "ns", "nothing on the device"),
-    ("launched_compute_ns", "int64", "ns", "compute launched during the step, wherever it ran"),
-    ("launched_comm_ns", "int64", "ns", "communication launched during the step, wherever it ran"),
+    *STEP_COLUMNS[:-1],
+    replace(STEP_COLUMNS[-1], heading="Step", key="step_us"),
+    Column("compute_ns", "int64", "ns", "compute", "Compute", "compute_us", CUT),
+    Column("exposed_comm_ns", "int64", "ns", "communication without compute", "Exposed communication", "exposed_comm_us", CUT),
+    Column("hidden_comm_ns", "int64", "ns", "communication beside compute", "Hidden communication", "hidden_comm_us", CUT),
+    Column("exposed_copy_ns", "int64", "ns", "copies without compute or communication", "Exposed copies", "memory_copy_us", CUT),
+    Column("hidden_copy_ns", "int64", "ns", "copies beside compute or communication", "Hidden copies", "hidden_copy_us", CUT),
+    Column("idle_ns", "int64", "ns", "nothing on the device", "Idle", "idle_us", CUT),
+    Column("launched_compute_ns", "int64", "ns", "compute launched during the step, wherever it ran", "", "launched_compute_us", CUT),
+    Column("launched_comm_ns", "int64", "ns", "communication launched during the step, wherever it ran", "", "launched_comm_us", CUT),
+)
+MEAN_STEP = table(
+    "mean_step",
+    Column("rank", "int64", "", "global rank", "", "rank", "the mean of all ranks and steps"),
+    Column("steps", "int64", "", "how many steps, counted on each rank, the parts are the mean of", "", "steps"),
+    *(replace(column, dtype="float64") for column in BREAKDOWN.columns if column.unit == "ns"),
 )
 _PARTS = tuple(BREAKDOWN.names[len(STEP_COLUMNS) :])
 #: The parts that make up the step, as a reader sees them.
@@ -140,6 +147,21 @@ class Breakdown:
     per_step: pd.DataFrame
     outside_share: float
 
+    @cached_property
+    def mean_step(self) -> pd.DataFrame:
+        """Table MEAN_STEP, the mean step wherever one is meant: of all ranks and steps first, then of each rank.
+
+        Only steps whose parts are known count; a rank that has none of them has a length alone.
+        """
+        known = measured(self.per_step, "compute_ns")
+        lengths = self.per_step.groupby("rank")[["step_ns"]].mean()
+        by_rank = known.groupby("rank")[["step_ns", *_PARTS]].mean().reindex(lengths.index).fillna(lengths)
+        steps = known.groupby("rank").size().reindex(lengths.index, fill_value=0)
+        every = known[["step_ns", *_PARTS]].mean().to_frame().T
+        parts = pd.concat([every, by_rank], ignore_index=True)
+        ranks, counts = np.array([NULL, *lengths.index], np.int64), np.array([len(known), *steps], np.int64)
+        return MEAN_STEP.frame({"rank": ranks, "steps": counts, **{str(name): parts[name] for name in parts}})
+
     def findings(self) -> list[Finding]:
         """Ranks that compute longer than others, steps longer than others, copies that hold up the device."""
         found = [self._imbalance(), self._variation(), self._copies(), self._outside()]
@@ -149,10 +171,10 @@ class Breakdown:
         """Bars of the mean step of each rank, and every step in numbers."""
         if not len(self.per_step):
             return []
-        means = mean_by_rank(self.per_step, list(_SHOWN))
+        means = self.mean_step[self.mean_step["steps"] > 0].iloc[1:]
         bars = StackedBars(
             "Mean step of each rank",
-            rank_labels(means.index),
+            rank_labels(means["rank"].tolist()),
             {name: (means[column] / NS_PER_US).tolist() for column, name in _SHOWN.items()},
             "us",
             note=self._note(),
@@ -161,27 +183,11 @@ class Breakdown:
             "Each bar is one rank's mean step: what its device computed, the communication and copies that nothing else ran beside, "
             "and the time in which it had nothing to do."
         )
-        return [Section("Step breakdown", lead, (bars, self._table()))]
+        return [Section("Step breakdown", lead, (bars, Table.of("Every rank and step", BREAKDOWN, self.per_step)))]
 
     def json(self) -> dict[str, Any]:
-        """``breakdown``: one entry a rank and step."""
-        rows = records(
-            self.per_step,
-            {
-                "rank": "rank",
-                "step": "step",
-                "step_us": "step_ns",
-                "compute_us": "compute_ns",
-                "exposed_comm_us": "exposed_comm_ns",
-                "hidden_comm_us": "hidden_comm_ns",
-                "memory_copy_us": "exposed_copy_ns",
-                "hidden_copy_us": "hidden_copy_ns",
-                "idle_us": "idle_ns",
-                "launched_compute_us": "launched_compute_ns",
-                "launched_comm_us": "launched_comm_ns",
-            },
-        )
-        result: dict[str, Any] = {"breakdown": rows}
+        """``breakdown``: one entry a rank and step; ``mean_step``: their mean, of the job and of each rank."""
+        result: dict[str, Any] = {"breakdown": BREAKDOWN.records(self.per_step), "mean_step": MEAN_STEP.records(self.mean_step)}
         cut = sorted({int(rank) for rank in self.per_step["rank"][self.per_step["compute_ns"] == NULL]})
         if cut:
             ranks = ", ".join(str(rank) for rank in cut)
@@ -195,20 +201,6 @@ class Breakdown:
         if (self.per_step["compute_ns"] == NULL).any():
             parts.append("Ranks whose trace is truncated are left out.")
         return " ".join(parts)
-
-    def _table(self) -> Table:
-        shown = {
-            "step_ns": "Step [us]",
-            "compute_ns": "Compute [us]",
-            "exposed_comm_ns": "Exposed communication [us]",
-            "hidden_comm_ns": "Hidden communication [us]",
-            "exposed_copy_ns": "Exposed copies [us]",
-            "hidden_copy_ns": "Hidden copies [us]",
-            "idle_ns": "Idle [us]",
-        }
-        frame = self.per_step[["rank", "step"]].assign(**{column: us_column(self.per_step[column]) for column in shown})
-        missing = dict.fromkeys(shown, "the trace of this rank is truncated") | {"step": "the trace marks no steps"}
-        return Table("Every rank and step", frame, {"rank": "Rank", "step": "Step", **shown}, missing=missing)
 
     def _imbalance(self) -> Finding | None:
         means = mean_by_rank(self.per_step, ["compute_ns", "step_ns"])

@@ -27,26 +27,24 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from tracekit.analyses import _thresholds as thresholds
 from tracekit.analyses._common import (
+    CUT,
     STEP_COLUMNS,
     a_step,
     mean_by_rank,
     measured,
     rank_labels,
-    records,
     step_frame,
     step_times,
-    us_column,
 )
 from tracekit.collectives.kinds import kind_of_annotation, kind_of_operator
 from tracekit.findings import Finding, Section, StackedBars, Table
 from tracekit.job.activity import Activity, DeviceWork, Work
 from tracekit.job.model import Job
-from tracekit.schema import table
+from tracekit.schema import Column, table
 from tracekit.trace import intervals
 from tracekit.trace.events import Category, Int64Array, RankTables
 from tracekit.units import NS_PER_US, NULL, format_ns, plural
@@ -56,14 +54,17 @@ ORDER = 25
 IDLE = table(
     "idle",
     *STEP_COLUMNS,
-    ("idle_ns", "int64", "ns", "nothing on the device; NULL in a truncated trace"),
-    ("host_bound_ns", "int64", "ns", "the host had not launched what comes next"),
-    ("waiting_ns", "int64", "ns", "for a collective"),
-    ("other_ns", "int64", "ns", "queued already, or the launch is not known"),
-    ("after_sync_ns", "int64", "ns", "part of host_bound that began while the host waited for the device"),
-    ("launches", "int64", "", "kernels and copies launched during the step; NULL on CPU jobs"),
-    ("queue_ns", "int64", "ns", "mean time from their launch to their start; NULL where nothing was launched"),
-)
+    Column("idle_ns", "int64", "ns", "nothing on the device", "Idle", "idle_us", CUT),
+    Column("host_bound_ns", "int64", "ns", "the host had not launched what comes next", "Host-bound", "host_bound_us", CUT),
+    Column("waiting_ns", "int64", "ns", "for a collective", "Waiting", "waiting_for_collective_us", CUT),
+    Column("other_ns", "int64", "ns", "queued already, or the launch is not known", "Other", "other_us", CUT),
+    Column("after_sync_ns", "int64", "ns", "part of `host_bound_us` that began while the host waited for the device",
+           "of it after a sync", "after_sync_us", CUT),
+    Column("launches", "int64", "", "kernels and copies launched during the step", "Launches", "launches", "the job ran on the CPU"),
+    Column("queue_ns", "int64", "ns", "mean time from their launch to their start", "Launch to start, mean", "launch_to_start_us",
+           "nothing was launched"),
+)  # fmt: skip
+_SHOWN = ("rank", "step", "idle_ns", "host_bound_ns", "after_sync_ns", "waiting_ns", "other_ns", "queue_ns", "launches")
 _CAUSES = {"host_bound_ns": "host-bound", "waiting_ns": "waiting for a collective", "other_ns": "other idle"}
 _SYNCHRONIZE = re.compile(r"^(?:cuda|hip|cu|hsa_|musa|xpu|ze)\w*(?:Synchronize|synchronize)\b|^(?:cuda|hip)Memcpy$")
 
@@ -203,22 +204,11 @@ class Idle:
         )
         if self.on_cpu:
             lead = "Host-bound: no operator ran (Python, data loading). Waiting: inside a collective call that did not communicate itself."
-        return [Section("Idle time", lead, (bars, self._table()))]
+        return [Section("Idle time", lead, (bars, Table.of("Every rank and step", IDLE, self.per_step, _SHOWN)))]
 
     def json(self) -> dict[str, Any]:
         """``idle``: one entry a rank and step."""
-        keys = {
-            "rank": "rank",
-            "step": "step",
-            "idle_us": "idle_ns",
-            "host_bound_us": "host_bound_ns",
-            "waiting_for_collective_us": "waiting_ns",
-            "other_us": "other_ns",
-            "after_sync_us": "after_sync_ns",
-            "launches": "launches",
-            "launch_to_start_us": "queue_ns",
-        }
-        return {"idle": records(self.per_step, keys)}
+        return {"idle": IDLE.records(self.per_step)}
 
     def _host_bound(self, rows: pd.DataFrame, step: float) -> Finding | None:
         host = float(rows["host_bound_ns"].mean())
@@ -247,24 +237,6 @@ class Idle:
         advice = "Look at the stragglers, and remove barriers that nothing needs."
         evidence = f"idle time by cause, mean over {plural(rows['rank'].nunique(), 'rank')}"
         return Finding("idle.waiting", severity, text, waiting / step, "ratio of step", evidence, advice, int(waiting))
-
-    def _table(self) -> Table:
-        shown = {
-            "idle_ns": "Idle [us]",
-            "host_bound_ns": "Host-bound [us]",
-            "after_sync_ns": "of it after a sync [us]",
-            "waiting_ns": "Waiting [us]",
-            "other_ns": "Other [us]",
-            "queue_ns": "Launch to start, mean [us]",
-        }
-        values: dict[str, npt.NDArray[np.float64]] = {column: us_column(self.per_step[column]) for column in shown}
-        frame = self.per_step[["rank", "step", "launches"]].assign(**values)
-        missing = dict.fromkeys(shown, "the trace of this rank is truncated") | {
-            "step": "the trace marks no steps",
-            "launches": "the job ran on the CPU",
-            "queue_ns": "nothing was launched",
-        }
-        return Table("Every rank and step", frame, {"rank": "Rank", "step": "Step", **shown, "launches": "Launches"}, missing=missing)
 
 
 def analyze(job: Job) -> Idle:

@@ -17,13 +17,13 @@ import numpy as np
 import pandas as pd
 
 from tracekit.analyses import _thresholds as thresholds
-from tracekit.analyses._common import text_of, us, us_column, whole
+from tracekit.analyses._common import text_of, whole
 from tracekit.findings import Finding, Section, Table
 from tracekit.job.activity import Activity, Work
 from tracekit.job.model import Job
-from tracekit.schema import table
+from tracekit.schema import Column, table
 from tracekit.trace.events import Category, Int64Array
-from tracekit.units import NS_PER_US, format_ns, plural
+from tracekit.units import format_ns, plural
 
 ORDER = 60
 
@@ -34,18 +34,25 @@ WORK_NAMES = ("compute", "communication", "copy")
 
 KERNELS = table(
     "kernels",
-    ("name", "str", "", "name of the kernel; 'other': names beyond the largest of a rank"),
-    ("work", "str", "", "compute, communication or copy"),
-    ("calls", "int64", "", "over all ranks"),
-    ("total_ns", "int64", "ns", "over all ranks"),
-    ("min_ns", "int64", "ns", "shortest"),
-    ("max_ns", "int64", "ns", "longest"),
-    ("ranks", "int64", "", "ranks that run it"),
-    ("rank_min_ns", "int64", "ns", "least total of a rank that was read whole and ran any kernel"),
-    ("rank_max_ns", "int64", "ns", "largest total of a rank"),
+    Column("name", "str", "", "name of the kernel; `other`: names beyond the largest of a rank", "Kernel", "name"),
+    Column("work", "str", "", "`compute`, `communication` or `copy`", "Work", "work"),
+    Column("calls", "int64", "", "over all ranks", "Calls", "calls"),
+    Column("total_ns", "int64", "ns", "over all ranks", "Total", "total_us"),
+    Column("mean_ns", "float64", "ns", "of one call", "Mean", "mean_us"),
+    Column("min_ns", "int64", "ns", "shortest", "Min", "min_us"),
+    Column("max_ns", "int64", "ns", "longest", "Max", "max_us"),
+    Column("share", "float64", "share", "total, of the totals of all names", "Of all", "share"),
+    Column("ranks", "int64", "", "ranks that run it", "Ranks", "ranks"),
+    Column(
+        "rank_min_ns", "int64", "ns", "least total of a rank that was read whole and ran a kernel", "Least total of a rank", "rank_min_us"
+    ),
+    Column("rank_max_ns", "int64", "ns", "largest total of a rank", "Largest total of a rank", "rank_max_us"),
     ("rank_max", "int64", "", "the rank with the largest total"),
     ("rank_mean_ns", "float64", "ns", "mean total of a rank"),
 )
+_SHOWN = ("name", "work", "share", "total_ns", "calls", "mean_ns", "min_ns", "max_ns", "ranks", "rank_min_ns", "rank_max_ns")
+#: What can be said of many names together.
+_OF_REST = ("name", "work", "calls", "total_ns", "mean_ns", "min_ns", "max_ns", "share")
 
 
 @dataclass(frozen=True)
@@ -120,75 +127,23 @@ class Kernels:
         if not len(self.rows):
             return []
         lead = "Time of kernels and copies by name, over all ranks and the whole trace. Kernels that overlap count each for itself."
-        return [Section("Kernels", lead, (self._table(),))]
+        return [Section("Kernels", lead, (Table.of("Kernels by total time", KERNELS, self.rows, _SHOWN, preview=5),))]
 
     def json(self) -> dict[str, Any]:
         """``kernels``: the names with the largest totals, then ``other`` for the rest, so that the totals add up."""
         if not len(self.rows):
             reason = "the job ran on the CPU" if self.on_cpu else "the traces hold no kernel"
             return {"kernels": None, "not_measured": {"kernels": reason}}
-        total = int(self.rows["total_ns"].sum())
-        top, rest = self.rows.head(IN_JSON), self.rows.iloc[IN_JSON:]
-        rows = [_record(row, total) for row in top.to_dict("records")]
-        for work, part in rest.groupby("work", observed=True):
-            calls, least, most = int(part["calls"].sum()), int(part["min_ns"].min()), int(part["max_ns"].max())
-            entry = _entry(OTHER, str(work), calls, int(part["total_ns"].sum()), least, most, total)
-            rows.append(entry | {"names": len(part)})
-        return {"kernels": rows}
-
-    def _table(self) -> Table:
-        rows, total = self.rows, max(1, int(self.rows["total_ns"].sum()))
-        frame = pd.DataFrame(
-            {
-                "name": rows["name"].astype("str"),
-                "work": rows["work"].astype("str"),
-                "share": rows["total_ns"] / total,
-                "total": us_column(rows["total_ns"]),
-                "calls": rows["calls"],
-                "mean": rows["total_ns"] / rows["calls"] / NS_PER_US,
-                "min": us_column(rows["min_ns"]),
-                "max": us_column(rows["max_ns"]),
-                "ranks": rows["ranks"],
-                "low": us_column(rows["rank_min_ns"]),
-                "high": us_column(rows["rank_max_ns"]),
-            }
-        )
-        headings = {
-            "name": "Kernel",
-            "work": "Work",
-            "share": "Of all [share]",
-            "total": "Total [us]",
-            "calls": "Calls",
-            "mean": "Mean [us]",
-            "min": "Min [us]",
-            "max": "Max [us]",
-            "ranks": "Ranks",
-            "low": "Least total of a rank [us]",
-            "high": "Largest total of a rank [us]",
-        }
-        return Table("Kernels by total time", frame, headings, preview=5)
+        rest = self.rows.iloc[IN_JSON:].assign(name=OTHER, names=1).groupby(["name", "work"], observed=True, as_index=False)
+        sums = rest.agg({"calls": "sum", "total_ns": "sum", "min_ns": "min", "max_ns": "max", "names": "sum"})
+        others = KERNELS.records(_with_shares(sums, int(self.rows["total_ns"].sum())), _OF_REST)
+        for row, names in zip(others, sums["names"].tolist(), strict=True):
+            row["names"] = names
+        return {"kernels": [*KERNELS.records(self.rows.head(IN_JSON)), *others]}
 
 
 def _short(name: str) -> str:
     return name if len(name) <= 80 else name[:79] + "…"
-
-
-def _entry(name: str, work: str, calls: int, total: int, least: int, most: int, of_all: int) -> dict[str, Any]:
-    return {
-        "name": name,
-        "work": work,
-        "calls": calls,
-        "total_us": us(total),
-        "mean_us": us(total / calls),
-        "min_us": us(least),
-        "max_us": us(most),
-        "share": total / of_all if of_all else None,
-    }
-
-
-def _record(row: dict[Any, Any], of_all: int) -> dict[str, Any]:
-    entry = _entry(row["name"], row["work"], row["calls"], row["total_ns"], row["min_ns"], row["max_ns"], of_all)
-    return entry | {"ranks": row["ranks"], "rank_min_us": us(row["rank_min_ns"]), "rank_max_us": us(row["rank_max_ns"])}
 
 
 def analyze(job: Job) -> Kernels:
@@ -223,11 +178,12 @@ def _by_name(frame: pd.DataFrame, ranks: list[int]) -> pd.DataFrame:
     seen = own["seen"].fillna(0).to_numpy()
     low = np.where(seen == len(ranks), own["low"].fillna(0).to_numpy(), 0)  # a rank that does not run it has a total of 0
     most = per_rank.reset_index().sort_values("total", kind="stable").drop_duplicates(keys, keep="last").set_index(keys)["rank"]
+    sums = _with_shares(sums, int(sums["total_ns"].sum()))
     rows = KERNELS.frame(
         {
             "name": sums.index.get_level_values(0).astype("str"),
             "work": np.array(WORK_NAMES)[sums.index.get_level_values(1)],
-            **{column: sums[column].to_numpy() for column in ("calls", "total_ns", "min_ns", "max_ns", "ranks")},
+            **{column: sums[column].to_numpy() for column in ("calls", "total_ns", "mean_ns", "min_ns", "max_ns", "share", "ranks")},
             "rank_min_ns": low,
             "rank_max_ns": own["high"].fillna(0).to_numpy(),
             "rank_max": most.reindex(sums.index).fillna(-1).to_numpy(),
@@ -235,3 +191,8 @@ def _by_name(frame: pd.DataFrame, ranks: list[int]) -> pd.DataFrame:
         }
     )
     return rows.sort_values("total_ns", ascending=False, kind="stable", ignore_index=True)
+
+
+def _with_shares(sums: pd.DataFrame, total: int) -> pd.DataFrame:
+    """With the columns ``mean_ns`` and ``share``."""
+    return sums.assign(mean_ns=sums["total_ns"] / sums["calls"], share=sums["total_ns"] / total if total else np.nan)

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tracekit.analyses._common import text_of, us, us_column
+from tracekit.analyses._common import text_of
 from tracekit.findings import Finding, Section, Table
 from tracekit.job.activity import Activity
 from tracekit.job.model import Job
-from tracekit.schema import table
+from tracekit.schema import Column, table
 from tracekit.trace import correlate
 from tracekit.trace.events import Category, Int64Array, RankTables
 from tracekit.units import NULL
@@ -35,12 +35,12 @@ OTHER = "other"
 
 OPERATORS = table(
     "operators",
-    ("name", "str", "", "name of the operator; 'other': names beyond the largest of a rank"),
-    ("calls", "int64", "", "over all ranks"),
-    ("self_ns", "int64", "ns", "on the host, without nested operators"),
-    ("launches", "int64", "", "kernels and copies launched"),
-    ("device_ns", "int64", "ns", "their durations; NULL on CPU jobs"),
-    ("ranks", "int64", "", "ranks that call it"),
+    Column("name", "str", "", "name of the operator; `other`: names beyond the largest of a rank", "Operator", "name"),
+    Column("calls", "int64", "", "over all ranks", "Calls", "calls"),
+    Column("self_ns", "int64", "ns", "on the host, without nested operators", "Host, self", "host_self_us"),
+    Column("launches", "int64", "", "kernels and copies launched", "Kernels", "launches"),
+    Column("device_ns", "int64", "ns", "their durations", "Device", "device_us", "the job ran on the CPU"),
+    Column("ranks", "int64", "", "ranks that call it", "Ranks", "ranks"),
 )
 _SUMS = ("calls", "self_ns", "launches", "device_ns")
 
@@ -119,45 +119,18 @@ class Operators:
         lead = "Operators by the device time of the kernels they launched themselves, over all ranks and the whole trace."
         if self.on_cpu:
             lead = "Operators by the time spent in them, nested operators left out, over all ranks and the whole trace."
-        return [Section("Operators", lead, (self._table(),))]
+        shown = ("name", "device_ns", "launches", "self_ns", "calls", "ranks")
+        return [Section("Operators", lead, (Table.of("Operators by time", OPERATORS, self.rows, shown),))]
 
     def json(self) -> dict[str, Any]:
         """``operators``: the names with the largest times, then ``other`` for the rest."""
         if not len(self.rows):
             return {"operators": None, "not_measured": {"operators": "the traces hold no operator"}}
-        rows = [
-            {
-                "name": row["name"],
-                "calls": row["calls"],
-                "host_self_us": us(row["self_ns"]),
-                "launches": row["launches"],
-                "device_us": us(row["device_ns"]),
-                "ranks": row["ranks"],
-            }
-            for row in self.rows.head(IN_JSON).to_dict("records")
-        ]
-        rest = self.rows.iloc[IN_JSON:]
+        rows, rest = OPERATORS.records(self.rows.head(IN_JSON)), self.rows.iloc[IN_JSON:]
         if len(rest):
-            device = None if self.on_cpu else us(int(rest["device_ns"].sum()))
-            sums = {"calls": int(rest["calls"].sum()), "host_self_us": us(int(rest["self_ns"].sum()))}
-            rows.append({"name": OTHER, **sums, "launches": int(rest["launches"].sum()), "device_us": device, "names": len(rest)})
+            sums = {column: [rest[column].sum()] for column in _SUMS} | ({"device_ns": [NULL]} if self.on_cpu else {})
+            rows += [row | {"names": len(rest)} for row in OPERATORS.records(pd.DataFrame({"name": [OTHER], **sums}), ("name", *_SUMS))]
         return {"operators": rows}
-
-    def _table(self) -> Table:
-        rows = self.rows
-        frame = pd.DataFrame(
-            {
-                "name": rows["name"].astype("str"),
-                "device": us_column(rows["device_ns"]),
-                "launches": rows["launches"],
-                "own": us_column(rows["self_ns"]),
-                "calls": rows["calls"],
-                "ranks": rows["ranks"],
-            }
-        )
-        headings = {"name": "Operator", "device": "Device [us]", "launches": "Kernels", "own": "Host, self [us]"}
-        headings |= {"calls": "Calls", "ranks": "Ranks"}
-        return Table("Operators by time", frame, headings, missing={"device": "the job ran on the CPU"})
 
 
 def analyze(job: Job) -> Operators:

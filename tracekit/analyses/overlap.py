@@ -27,6 +27,7 @@ import pandas as pd
 from tracekit.analyses import _exposed
 from tracekit.analyses import _thresholds as thresholds
 from tracekit.analyses._common import (
+    CUT,
     STEP_COLUMNS,
     UNKNOWN_AXIS,
     a_step,
@@ -34,16 +35,14 @@ from tracekit.analyses._common import (
     mean_by_rank,
     measured,
     rank_labels,
-    records,
     step_frame,
     step_times,
-    us_column,
     whole,
 )
 from tracekit.findings import Chart, Finding, Heatmap, Section, StackedBars, Table
 from tracekit.job.activity import Activity, Work
 from tracekit.job.model import Job
-from tracekit.schema import categorical, table
+from tracekit.schema import Column, categorical, table
 from tracekit.trace import intervals
 from tracekit.trace.events import Int64Array
 from tracekit.units import NS_PER_US, NULL, format_ns, plural
@@ -53,16 +52,26 @@ ORDER = 20
 OVERLAP = table(
     "overlap",
     *STEP_COLUMNS,
-    ("comm_ns", "int64", "ns", "communication, hidden and exposed; NULL in a truncated trace"),
-    ("hidden_ns", "int64", "ns", "communication beside compute"),
-    ("exposed_ns", "int64", "ns", "communication without compute"),
+    Column("comm_ns", "int64", "ns", "communication, hidden and exposed", "", "comm_us", CUT),
+    Column("hidden_ns", "int64", "ns", "communication beside compute", "", "hidden_us", CUT),
+    Column("exposed_ns", "int64", "ns", "communication without compute", "", "exposed_us", CUT),
 )
+#: The same in the JSON.
+OVERLAP_SHARE = table("overlap", *OVERLAP.columns, Column("overlap", "float64", "share", "hidden / all", "", "overlap", "no communication"))
 BY_AXIS = table(
     "exposed_by_axis",
     *STEP_COLUMNS,
-    ("axis", "str", "", "mesh axis, or 'unknown'"),
-    ("busy_ns", "int64", "ns", "communication along this axis; NULL in a truncated trace"),
-    ("exposed_ns", "int64", "ns", "of it without compute"),
+    Column("axis", "str", "", "mesh axis, or `unknown`", "", "axis"),
+    Column("exposed_ns", "int64", "ns", "communication along this axis without compute", "", "exposed_us", CUT),
+    Column("busy_ns", "int64", "ns", "all communication along this axis", "", "busy_us", CUT),
+)
+RANK_AXES = table(
+    "rank_axes",
+    STEP_COLUMNS[0],
+    Column("axis", "str", "", "mesh axis, or `unknown`", "Axis"),
+    Column("busy_ns", "float64", "ns", "communication along this axis, mean step", "Busy"),
+    Column("exposed_ns", "float64", "ns", "of it without compute", "Exposed"),
+    Column("hidden", "float64", "share", "1 - exposed / busy", "Hidden", "", "no communication in any step"),
 )
 
 
@@ -144,14 +153,9 @@ class Overlap:
 
     def json(self) -> dict[str, Any]:
         """``exposed_by_axis``, and ``overlap``: hidden and exposed a rank and step."""
-        keys = {"rank": "rank", "step": "step", "axis": "axis", "exposed_us": "exposed_ns", "busy_us": "busy_ns"}
-        rows = records(
-            self.per_step,
-            {"rank": "rank", "step": "step", "comm_us": "comm_ns", "hidden_us": "hidden_ns", "exposed_us": "exposed_ns"},
-        )
-        for row in rows:
-            row["overlap"] = row["hidden_us"] / row["comm_us"] if row["comm_us"] else None
-        return {"exposed_by_axis": records(self.by_axis, keys), "overlap": rows}
+        comm, hidden = (self.per_step[name].where(self.per_step[name] > 0) for name in ("comm_ns", "hidden_ns"))
+        rows = self.per_step.assign(overlap=hidden.fillna(0) / comm)
+        return {"exposed_by_axis": BY_AXIS.records(self.by_axis), "overlap": OVERLAP_SHARE.records(rows)}
 
     def _total(self, rows: pd.DataFrame, step: float) -> Finding:
         exposed, comm = float(rows["exposed_ns"].mean()), float(rows["comm_ns"].mean())
@@ -206,9 +210,7 @@ class Overlap:
         busy, exposed = means["busy_ns"].to_numpy(np.float64), means["exposed_ns"].to_numpy(np.float64)
         with np.errstate(invalid="ignore", divide="ignore"):
             hidden = np.where(busy > 0, 1 - exposed / busy, np.nan)
-        frame = means[["rank"]].assign(axis=means["axis"].astype("str"), busy=us_column(busy), exposed=us_column(exposed), hidden=hidden)
-        headings = {"rank": "Rank", "axis": "Axis", "busy": "Busy [us]", "exposed": "Exposed [us]", "hidden": "Hidden [share]"}
-        return Table("Each rank and axis, mean step", frame, headings, missing={"hidden": "no communication in any step"})
+        return Table.of("Each rank and axis, mean step", RANK_AXES, means.assign(hidden=hidden))
 
 
 def analyze(job: Job) -> Overlap:

@@ -11,35 +11,54 @@ Per group, over the whole trace (not only its steps):
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from tracekit.analyses import _exposed
-from tracekit.analyses._common import UNKNOWN_AXIS, known, rank_labels, us, us_column
+from tracekit.analyses._common import UNKNOWN_AXIS, rank_labels
 from tracekit.findings import Chart, Finding, Heatmap, Section, Table
 from tracekit.job.model import Job
 from tracekit.mesh.process_groups import ProcessGroup, short_ranks
-from tracekit.schema import table
+from tracekit.schema import Column, table
 from tracekit.trace import intervals
 from tracekit.trace.events import Int64Array
 from tracekit.units import NULL
 
 ORDER = 30
 
+_NO_SIZE, _NOT = "no size is recorded", "not measured in this run"
+_NO_HOSTS = "hosts are not recorded; --gpus-per-node tells"
+
 PROCESS_GROUPS = table(
     "process_group_use",
     ("group", "int32", "", "index into job.groups"),
-    ("operations", "int64", "", "operations of all its ranks that were read"),
+    Column("operations", "int64", "", "of all its ranks that were read: a collective over 8 ranks counts 8", "Operations", "operations"),
     ("ranks_seen", "int64", "", "ranks on which it communicates"),
-    ("sent_bytes", "int64", "bytes", "sum over the operations of known size; NULL where none is known"),
-    ("unknown_bytes", "int64", "", "operations whose size is not known"),
-    ("step_operations", "int64", "", "operations that start inside a step (all of them where the traces mark no steps)"),
-    ("step_sent_bytes", "int64", "bytes", "what those of known size send; NULL where none is known"),
-    ("busy_ns", "int64", "ns", "union per rank, summed over ranks"),
-    ("exposed_ns", "int64", "ns", "of it not covered by compute; NULL where it was not measured"),
+    Column("sent_bytes", "int64", "bytes", "sum over ranks and operations of known size", "Sent, all ranks", "sent_bytes", _NO_SIZE),
+    Column("unknown_bytes", "int64", "", "operations that `sent_bytes` lacks", "", "operations_of_unknown_size"),
+    Column("step_operations", "int64", "", "operations that start inside a step (all where no steps are marked)", "", "step_operations"),
+    Column("step_sent_bytes", "int64", "bytes", "what those of known size send", "", "step_sent_bytes", _NO_SIZE),
+    Column("busy_ns", "int64", "ns", "time in which the group communicates, each rank's, summed", "Busy, all ranks", "busy_us", _NOT),
+    Column("exposed_ns", "int64", "ns", "of it, what no compute covers", "Exposed, all ranks", "exposed_us", _NOT),
 )
+#: The same beside what the group is.
+REPORTED = table(
+    "process_groups",
+    Column("id", "str", "", "identifies the group in this document", "Group", "id"),
+    Column("name", "str", "", "as torch has it; several groups may share a name", "", "name"),
+    Column("description", "str", "", "as torch has it", "Description", "description"),
+    Column("ranks", "object", "", "global ranks", "", "ranks", "the list was cut and could not be rebuilt"),
+    Column("known_ranks", "object", "", "the members that are known, the whole list where `ranks` is", "", "known_ranks"),
+    Column("size", "int64", "", "how many members", "Size", "size", "not recorded"),
+    Column("axis", "str", "", "mesh axis, several joined by `_`, or `world`", "Axis", "axis", "not known", UNKNOWN_AXIS),
+    Column("members", "str", "", "the members in short", "Ranks"),
+    Column("spans_nodes", "object", "", "members on several hosts", "Spans nodes", "spans_nodes", _NO_HOSTS),
+    *PROCESS_GROUPS.columns[1:],
+)
+_SHOWN = ("id", "description", "axis", "size", "members", "spans_nodes", "operations", "sent_bytes", "busy_ns", "exposed_ns")
 #: Larger worlds get no map: nobody could read it.
 _LARGEST_MAP, _LARGEST_SQUARE = 4096, 64
 
@@ -76,63 +95,27 @@ class GroupUse:
 
     def json(self) -> dict[str, Any]:
         """``process_groups``: one entry a group, also for groups that were never used."""
-        rows = []
-        for group, use in zip(self.groups, self.use.to_dict("records"), strict=True):
-            rows.append(
-                {
-                    "id": group.id,
-                    "name": group.name,
-                    "description": group.description,
-                    "ranks": None if group.ranks is None else list(group.ranks),
-                    "known_ranks": list(_ranks(group)),
-                    "size": group.size or None,
-                    "axis": group.axis or None,
-                    "spans_nodes": group.spans_nodes,
-                    "operations": int(use["operations"]),
-                    "sent_bytes": known(use["sent_bytes"]),
-                    "operations_of_unknown_size": int(use["unknown_bytes"]),
-                    "step_operations": int(use["step_operations"]),
-                    "step_sent_bytes": known(use["step_sent_bytes"]),
-                    "busy_us": us(use["busy_ns"]),
-                    "exposed_us": us(use["exposed_ns"]),
-                }
-            )
-        return {"process_groups": rows}
+        return {"process_groups": REPORTED.records(self._reported)}
+
+    @cached_property
+    def _reported(self) -> pd.DataFrame:
+        """Schema REPORTED."""
+        groups = self.groups
+        columns: dict[str, Any] = {
+            "id": [group.id for group in groups],
+            "name": [group.name for group in groups],
+            "description": [group.description for group in groups],
+            "ranks": [None if group.ranks is None else list(group.ranks) for group in groups],
+            "known_ranks": [list(_ranks(group)) for group in groups],
+            "size": np.array([group.size or NULL for group in groups], np.int64),
+            "axis": [group.axis for group in groups],
+            "members": [_members(group) for group in groups],
+            "spans_nodes": pd.Series([group.spans_nodes for group in groups], dtype=object),
+        }
+        return self.use.assign(**columns)
 
     def _table(self) -> Table:
-        frame = pd.DataFrame(
-            {
-                "id": [group.id for group in self.groups],
-                "description": [group.description for group in self.groups],
-                "axis": [group.axis or UNKNOWN_AXIS for group in self.groups],
-                "size": [group.size or None for group in self.groups],
-                "ranks": [_members(group) for group in self.groups],
-                "nodes": [group.spans_nodes for group in self.groups],
-                "operations": self.use["operations"],
-                "sent": self.use["sent_bytes"],
-                "busy": us_column(self.use["busy_ns"]),
-                "exposed": us_column(self.use["exposed_ns"]),
-            }
-        ).sort_values("busy", ascending=False, kind="stable")
-        headings = {
-            "id": "Group",
-            "description": "Description",
-            "axis": "Axis",
-            "size": "Size",
-            "ranks": "Ranks",
-            "nodes": "Spans nodes",
-            "operations": "Operations",
-            "sent": "Sent, all ranks [bytes]",
-            "busy": "Busy, all ranks [us]",
-            "exposed": "Exposed, all ranks [us]",
-        }
-        missing = {
-            "size": "not recorded",
-            "nodes": "hosts are not recorded; --gpus-per-node tells",
-            "sent": "no size is recorded",
-            "exposed": "not measured in this run",
-        }
-        return Table("Groups", frame, headings, missing=missing)
+        return Table.of("Groups", REPORTED, self._reported.sort_values("busy_ns", ascending=False, kind="stable"), _SHOWN)
 
 
 def _inside_steps(job: Job, size: int) -> dict[str, Int64Array]:

@@ -16,17 +16,18 @@ A rank that comes last in more than SYSTEMATIC_SHARE of an axis' collectives (an
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from tracekit.analyses import _thresholds as thresholds
-from tracekit.analyses._common import UNKNOWN_AXIS, a_step, axes, codes, rank_labels, step_times, us
+from tracekit.analyses._common import UNKNOWN_AXIS, a_step, axes, codes, rank_labels, step_times
 from tracekit.collectives.kinds import POINT_TO_POINT
 from tracekit.findings import Chart, Finding, Heatmap, Section, Severity, Table
 from tracekit.job.model import Job
-from tracekit.schema import categorical, table
+from tracekit.schema import Column, categorical, table
 from tracekit.units import NS_PER_US, NULL, format_ns, plural
 
 ORDER = 50
@@ -50,6 +51,19 @@ WAITS = table(
     ("wait_in_steps_ns", "int64", "ns", "of them in operations that began inside a step"),
     ("busy_ns", "int64", "ns", "duration of the same operations"),
     ("operations", "int64", "", "matched operations"),
+)
+STRAGGLERS = table(
+    "stragglers",
+    Column("rank", "int64", "", "global rank", "Rank", "rank"),
+    Column(
+        "caused_ns", "int64", "ns", "waits of the others for it", "Caused wait", "caused_wait_us", "only sends and receives are matched"
+    ),
+    Column("share", "float64", "share", "of all caused waits", "Of all wait", "share", "nobody waited"),
+    Column("axis", "str", "", "mesh axis along which it caused most", "Most along axis", "axis", "caused no wait"),
+    Column("last_in", "int64", "", "collectives in which it came last and was waited for", "Came last", "last_in"),
+    Column("collectives", "int64", "", "its matched collectives", "Collectives", "collectives"),
+    Column("wait_ns", "int64", "ns", "its own waits in them", "Own wait", "wait_us"),
+    Column("pipeline_wait_ns", "int64", "ns", "its own waits in sends and receives", "Own wait in send, recv", "pipeline_wait_us"),
 )
 
 
@@ -97,13 +111,15 @@ class Stragglers:
 
     def json(self) -> dict[str, Any]:
         """``stragglers``: one entry a rank with matched operations."""
-        caused = self.caused_by_rank()
         if not len(self.waits):
             reason = "no communication was found" if not self.operations else "no collective could be matched with another rank's"
             return {"stragglers": [], "not_measured": {"stragglers": reason}}
-        return {"stragglers": self._records(caused)}
+        return {"stragglers": STRAGGLERS.records(self._ranks)}
 
-    def _records(self, caused: dict[int, int]) -> list[dict[str, Any]]:
+    @cached_property
+    def _ranks(self) -> pd.DataFrame:
+        """Table STRAGGLERS: one row a rank with matched operations."""
+        caused = self.caused_by_rank()
         total = sum(caused.values())
         waits = self.waits.groupby(["rank", "pipeline"])[["wait_ns", "operations"]].sum().to_dict("index")
         by_axis = self.caused.groupby(["rank", "axis"], observed=True, as_index=False)[["caused_ns", "last_in"]].sum()
@@ -111,22 +127,20 @@ class Stragglers:
         worst = by_axis.drop_duplicates("rank").set_index("rank")["axis"].to_dict()
         last_in = by_axis.groupby("rank")["last_in"].sum().to_dict()
         nothing = {"wait_ns": 0, "operations": 0}
-        rows = []
-        for rank in sorted(set(self.waits["rank"].tolist())):
-            own, pipeline = waits.get((rank, False), nothing), waits.get((rank, True), nothing)
-            rows.append(
-                {
-                    "rank": rank,
-                    "caused_wait_us": us(caused.get(rank)),
-                    "share": caused[rank] / total if total and rank in caused else None,
-                    "axis": worst.get(rank),
-                    "last_in": last_in.get(rank, 0),
-                    "collectives": own["operations"],
-                    "wait_us": us(own["wait_ns"]),
-                    "pipeline_wait_us": us(pipeline["wait_ns"]),
-                }
-            )
-        return rows
+        ranks = sorted(set(self.waits["rank"].tolist()))
+        own, pipeline = ([waits.get((rank, apart), nothing) for rank in ranks] for apart in (False, True))
+        return STRAGGLERS.frame(
+            {
+                "rank": ranks,
+                "caused_ns": [caused.get(rank, NULL) for rank in ranks],
+                "share": [caused[rank] / total if total and rank in caused else np.nan for rank in ranks],
+                "axis": [worst.get(rank, "") for rank in ranks],
+                "last_in": [last_in.get(rank, 0) for rank in ranks],
+                "collectives": [row["operations"] for row in own],
+                "wait_ns": [row["wait_ns"] for row in own],
+                "pipeline_wait_ns": [row["wait_ns"] for row in pipeline],
+            }
+        )
 
     def _late_ranks(self) -> list[Finding]:
         collectives = self.waits[~self.waits["pipeline"]]
@@ -200,20 +214,8 @@ class Stragglers:
         return Heatmap("Wait of each rank by axis", names, rank_labels(cells.index), values, "us", x_title="mesh axis", note=note)
 
     def _table(self) -> Table:
-        rows = self.json()["stragglers"]
-        columns = {
-            "rank": "Rank",
-            "caused_wait_us": "Caused wait [us]",
-            "share": "Of all wait [share]",
-            "axis": "Most along axis",
-            "last_in": "Came last",
-            "collectives": "Collectives",
-            "wait_us": "Own wait [us]",
-            "pipeline_wait_us": "Own wait in send, recv [us]",
-        }
-        frame = pd.DataFrame(rows, columns=list(columns)).sort_values("caused_wait_us", ascending=False, kind="stable")
-        missing = {"axis": "caused no wait", "share": "nobody waited", "caused_wait_us": "only sends and receives are matched"}
-        return Table("Caused and own waits, whole trace", frame, columns, missing=missing, preview=4)
+        worst_first = self._ranks.sort_values("caused_ns", ascending=False, kind="stable")
+        return Table.of("Caused and own waits, whole trace", STRAGGLERS, worst_first, preview=4)
 
 
 def analyze(job: Job) -> Stragglers:

@@ -53,7 +53,7 @@ def print_summary(document: Mapping[str, Any], results: Mapping[str, Result], re
     out = console(sys.stdout if stream is None else stream)
     _headline(out, document)
     _problems(out, problems(document))
-    _steps(out, document["breakdown"] or [])
+    _steps(out, document.get("mean_step") or [])
     _axes(out, by_axis(document))
     for table in _previews(results):
         _preview(out, table)
@@ -107,24 +107,9 @@ def _problems(out: Console, lines: Sequence[tuple[str, str]]) -> None:
         out.print(_text(f"... and {len(lines) - MOST_PROBLEMS} more, see the report", "dim"))
 
 
-def rank_means(breakdown: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Mean step of each rank, in order of rank; a part that was not measured in any step is None."""
-    by_rank: dict[int, list[Mapping[str, Any]]] = {}
-    for row in breakdown:
-        by_rank.setdefault(row["rank"], []).append(row)
-    means = []
-    for rank, rows in sorted(by_rank.items()):
-        mean: dict[str, Any] = {"rank": rank}
-        for key, _, _ in _COLUMNS:
-            values = [row[key] for row in rows if row.get(key) is not None]
-            mean[key] = statistics.fmean(values) if values else None
-        means.append(mean)
-    return means
-
-
-def step_rows(breakdown: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
+def step_rows(mean_step: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
     """(label, mean step) for the table: every rank, or for many ranks the spread and the ranks that compute the least of their step."""
-    means = rank_means(breakdown)
+    means = [mean for mean in mean_step if mean["rank"] is not None]
     if len(means) <= MOST_RANKS:
         return [(f"rank {mean['rank']}", mean) for mean in means]
     spread: list[tuple[str, Mapping[str, Any]]] = []
@@ -139,14 +124,14 @@ def step_rows(breakdown: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping
     return spread + [(f"rank {mean['rank']}", mean) for mean in worst]
 
 
-def _steps(out: Console, breakdown: Sequence[Mapping[str, Any]]) -> None:
-    if not breakdown:
+def _steps(out: Console, mean_step: Sequence[Mapping[str, Any]]) -> None:
+    if len(mean_step) < 2:
         return
-    many = len({row["rank"] for row in breakdown}) > MOST_RANKS
+    many = len(mean_step) - 1 > MOST_RANKS
     title = "Mean step: spread over ranks, and the ranks that compute the least" if many else "Mean step of each rank"
     columns = [(key, name) for key, name, always in _COLUMNS if always or out.width >= _NARROW]
     grid = _grid(["", *(name for _, name in columns)])
-    for label, mean in step_rows(breakdown):
+    for label, mean in step_rows(mean_step):
         grid.add_row(label, *(_part(mean, key) for key, _ in columns))
     _print_grid(out, title, grid)
 

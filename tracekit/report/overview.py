@@ -41,22 +41,18 @@ class Answer:
 
 
 def answer(document: Mapping[str, Any]) -> Answer:
-    """The one-line answer, from ``breakdown``."""
-    rows = [row for row in document.get("breakdown") or [] if row.get("step_us") and row.get("compute_us") is not None]
-    if not rows:
+    """The one-line answer, from ``mean_step``."""
+    mean = next(iter(document.get("mean_step") or []), None)
+    if mean is None or not mean["step_us"] or not mean["steps"]:
         return Answer("No step could be broken down: see coverage for the reason.", None, (), None)
-    step = _mean(rows, "step_us") or 0.0
-    parts = []
-    for key, name, role in PARTS:
-        mean = _mean(rows, key)
-        if mean is not None:
-            parts.append(Part(name, role, mean, mean / step))
-    what = "A step takes" if any(row.get("step") is not None for row in rows) else "The recorded window takes"
+    step = mean["step_us"]
+    parts = [Part(name, role, mean[key], mean[key] / step) for key, name, role in PARTS]
+    what = "A step takes" if any(row["step"] is not None for row in document["breakdown"]) else "The recorded window takes"
     named = sorted((part for part in parts if part.share >= 0.005), key=lambda part: -part.share)
     shares = ", ".join(f"{percent(part.share)} {part.name}" for part in named)
-    average = " on average" if len(rows) > 1 else ""
+    average = " on average" if mean["steps"] > 1 else ""
     sentence = f"{what} {format_us(step)}{average}" + (f": {shares}." if shares else ".")
-    return Answer(sentence, step, tuple(parts), _mean(rows, "hidden_comm_us"))
+    return Answer(sentence, step, tuple(parts), mean["hidden_comm_us"])
 
 
 @dataclass(frozen=True)
@@ -151,8 +147,3 @@ def format_us(us: float | None) -> str:
 def percent(share: float) -> str:
     """``61%``; ``<1%`` for a little."""
     return f"{share:.0%}" if share >= 0.01 or share <= 0 else "<1%"
-
-
-def _mean(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
-    values = [row[key] for row in rows if row.get(key) is not None]
-    return sum(values) / len(values) if values else None

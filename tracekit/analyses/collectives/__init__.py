@@ -18,19 +18,19 @@ and the bandwidth is all bytes over all transfer time. Operations whose group is
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from tracekit.analyses import _thresholds as thresholds
-from tracekit.analyses._common import UNKNOWN_AXIS, known, us
 from tracekit.analyses._groups import Spread, spread
 from tracekit.analyses.collectives import rows as gather
 from tracekit.findings import Finding, Section, Table
 from tracekit.job.model import Job
 from tracekit.mesh.process_groups import ProcessGroup
-from tracekit.units import NS_PER_US, NULL, format_bytes, format_ns, listed
+from tracekit.units import NS_PER_US, NULL, format_bytes, format_ns, listed, microseconds
 
 ORDER = 40
 
@@ -62,101 +62,39 @@ class Collectives:
 
     def json(self) -> dict[str, Any]:
         """``collectives``: one entry a row."""
-        rows = [self._record(i, row) for i, row in enumerate(self.rows.to_dict("records"))]
-        without = [row for row in rows if row["busbw_gb_s"] is None]
-        result: dict[str, Any] = {"collectives": rows}
-        if without:
-            reasons: dict[str, int] = {}
-            for row in without:
-                reasons[row["not_measured"]] = reasons.get(row["not_measured"], 0) + 1
-            recorded = "; ".join(f"{count} of {len(rows)} rows: {reason}" for reason, count in sorted(reasons.items()))
-            result["not_measured"] = {"collectives bandwidth": recorded}
+        frame = self._reported
+        without = frame["not_measured"].dropna()
+        result: dict[str, Any] = {"collectives": gather.REPORTED.records(frame)}
+        if len(without):
+            reasons = sorted(without.value_counts(sort=False).items())
+            listed_reasons = "; ".join(f"{count} of {len(frame)} rows: {reason}" for reason, count in reasons)
+            result["not_measured"] = {"collectives bandwidth": listed_reasons}
         return result
 
-    def _record(self, i: int, row: dict[Any, Any]) -> dict[str, Any]:
-        group = self.groups[row["group"]] if row["group"] >= 0 else None
-        busbw, algbw = _number(row["busbw_gb_s"]), _number(row["algbw_gb_s"])
-        return {
-            "group": group.id if group else None,
-            "stream": known(row["stream"]),
-            "axis": row["axis"] or None,
-            "kind": row["kind"],
-            "purpose": row["purpose"],
-            "dtype": row["dtype"] or None,
-            "full_bytes": known(row["full_bytes"]),
-            "sizes": row["sizes"],
-            "sent_bytes": known(row["sent_bytes"]),
-            "count": row["count"],
-            "rank_operations": row["operations"],
-            "matched_operations": row["matched"],
-            "duration_us": self.duration.json(i, NS_PER_US),
-            "transfer_us": self.transfer.json(i, NS_PER_US),
-            "wait_us": {str(rank): us(ns) for rank, ns in self.waits[i].items()},
-            "algbw_gb_s": algbw,
-            "busbw_gb_s": busbw,
-            "matched_by": row["matched_by"],
-            "complete": row["complete"],
-            "not_measured": None if busbw is not None else self._reason(row),
+    @cached_property
+    def _reported(self) -> pd.DataFrame:
+        """Schema REPORTED (rows.py)."""
+        rows = self.rows
+        known_groups = [self.groups[group].id if group >= 0 else "" for group in rows["group"].tolist()]
+        labels = [group or f"unknown (stream {stream})" for group, stream in zip(known_groups, rows["stream"].tolist(), strict=True)]
+        columns: dict[str, Any] = {
+            "label": labels,
+            "group": known_groups,
+            "least_ns": self.duration.least,
+            "duration_ns": self.duration.median,
+            "longest_ns": self.duration.most,
+            "transfer_least_ns": self.transfer.least,
+            "transfer_longest_ns": self.transfer.most,
+            "waits": [{str(rank): microseconds(ns) for rank, ns in waits.items()} for waits in self.waits],
+            "wait_ns": [sum(waits.values()) / len(waits) if waits else np.nan for waits in self.waits],
+            "not_measured": [_reason(row) for row in rows.to_dict("records")],
         }
-
-    def _reason(self, row: dict[Any, Any]) -> str:
-        if row["matched_by"] == "none":
-            return "not matched with another rank, so there is no transfer time"
-        if not row["transfer_total_ns"]:
-            return "no time passed between the last arrival and the end"
-        if row["full_bytes"] == NULL and np.isnan(row["algbw_gb_s"]):
-            return "its size is not recorded"
-        return "no bandwidth factor is defined for this kind or group size"
+        return rows.assign(**columns)
 
     def _table(self) -> Table:
-        rows = self.rows
-        group = [self.groups[g].id if g >= 0 else f"unknown (stream {s})" for g, s in zip(rows["group"], rows["stream"], strict=True)]
-        frame = pd.DataFrame(
-            {
-                "axis": [axis or UNKNOWN_AXIS for axis in rows["axis"].tolist()],
-                "group": group,
-                "kind": rows["kind"].astype("str"),
-                "purpose": rows["purpose"].astype("str"),
-                "dtype": [text or None for text in rows["dtype"].tolist()],
-                "full": rows["full_bytes"],
-                "count": rows["count"],
-                "duration": self.duration.median / NS_PER_US,
-                "longest": self.duration.most / NS_PER_US,
-                "transfer": rows["transfer_ns"] / NS_PER_US,
-                "wait": [_mean(waits) for waits in self.waits],
-                "algbw": rows["algbw_gb_s"],
-                "busbw": rows["busbw_gb_s"],
-                "matched": rows["matched_by"].astype("str"),
-            }
-        )
-        headings = {
-            "axis": "Axis",
-            "group": "Group",
-            "kind": "Kind",
-            "purpose": "Purpose",
-            "dtype": "Type",
-            "full": "Full size [bytes]",
-            "count": "Count",
-            "duration": "Duration p50 [us]",
-            "longest": "Duration max [us]",
-            "transfer": "Transfer p50 [us]",
-            "wait": "Wait, mean rank [us]",
-            "algbw": "algbw [GB/s]",
-            "busbw": "busbw [GB/s]",
-            "matched": "Matched by",
-        }
-        alone = "not matched with another rank"
-        missing = {
-            "dtype": "not recorded",
-            "full": "not recorded, or too many sizes for one row",
-            "transfer": alone,
-            "wait": alone,
-            "algbw": "size or transfer not known",
-            "busbw": "size or transfer not known",
-        }
-        partial = int((~rows["complete"] & (rows["matched"] > 0)).sum())
+        partial = int((~self.rows["complete"] & (self.rows["matched"] > 0)).sum())
         note = f"{partial} rows lack a rank: their transfer is an upper bound, their bandwidths lower bounds." if partial else ""
-        return Table("Collectives", frame, headings, note=note, preview=8, missing=missing)
+        return Table.of("Collectives", gather.REPORTED, self._reported, gather.SHOWN, note=note, preview=8)
 
     def _costliest(self) -> list[Finding]:
         rows = self.rows[self.rows["transfer_total_ns"] > 0]
@@ -206,12 +144,17 @@ class Collectives:
         )
 
 
-def _number(value: float) -> float | None:
-    return None if value != value else float(value)
-
-
-def _mean(waits: dict[int, int]) -> float:
-    return sum(waits.values()) / len(waits) / NS_PER_US if waits else float("nan")
+def _reason(row: dict[Any, Any]) -> str | None:
+    """Why a row has no bus bandwidth; None where it has one."""
+    if not np.isnan(row["busbw_gb_s"]):
+        return None
+    if row["matched_by"] == "none":
+        return "not matched with another rank, so there is no transfer time"
+    if not row["transfer_total_ns"]:
+        return "no time passed between the last arrival and the end"
+    if row["full_bytes"] == NULL and np.isnan(row["algbw_gb_s"]):
+        return "its size is not recorded"
+    return "no bandwidth factor is defined for this kind or group size"
 
 
 def analyze(job: Job) -> Collectives:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from tracekit.analyses._common import codes
+from tracekit.analyses._common import UNKNOWN_AXIS, codes
 from tracekit.analyses._groups import Spread, spread
 from tracekit.collectives.cost import busbw_factor
 from tracekit.collectives.kinds import POINT_TO_POINT
 from tracekit.job.model import Job
-from tracekit.schema import table
+from tracekit.schema import Column, table
 from tracekit.trace.events import BoolArray, Int64Array
 from tracekit.units import NULL
 
@@ -41,6 +41,41 @@ COLLECTIVES = table(
     ("busbw_gb_s", "float64", "GB/s", "NaN unknown"),
     ("matched_by", "str", "", "seq, order (also where some are matched by order) or none"),
 )
+
+
+_ALONE, _NO_SPEED = "not matched with another rank", "size or transfer not known"
+#: The same rows as they leave the house.
+REPORTED = table(
+    "collectives",
+    Column("label", "str", "", "the group, or the stream where it is not known", "Group"),
+    Column("group", "str", "", "id of a process group", "", "group", "not recorded: `stream` tells rows apart"),
+    Column("stream", "int64", "", "device stream, where the group is not known", "", "stream", "the group is known"),
+    Column("axis", "str", "", "mesh axis", "Axis", "axis", "not known", UNKNOWN_AXIS),
+    Column("kind", "str", "", "see the glossary", "Kind", "kind"),
+    Column("purpose", "str", "", "see the glossary", "Purpose", "purpose"),
+    Column("dtype", "str", "", "element type", "Type", "dtype", "not recorded"),
+    Column("full_bytes", "int64", "bytes", "the full tensor", "Full size", "full_bytes", "not recorded, or too many sizes for one row"),
+    Column("sizes", "int64", "", "different sizes in this row", "", "sizes"),
+    Column("sent_bytes", "int64", "bytes", "what one rank sends in one call, ring algorithm", "", "sent_bytes", "size not known"),
+    Column("count", "int64", "", "distinct collectives", "Count", "count"),
+    Column("operations", "int64", "", "operations of all ranks", "", "rank_operations"),
+    Column("matched", "int64", "", "of them, matched with another rank's", "", "matched_operations"),
+    Column("least_ns", "float64", "ns", "what a rank spent in the call, waiting included", "", "duration_us.min"),
+    Column("duration_ns", "float64", "ns", "median of it", "Duration p50", "duration_us.p50"),
+    Column("longest_ns", "float64", "ns", "most of it", "Duration max", "duration_us.max"),
+    Column("transfer_least_ns", "float64", "ns", "from the last arrival to the end", "", "transfer_us.min", _ALONE),
+    Column("transfer_ns", "float64", "ns", "median of it", "Transfer p50", "transfer_us.p50", _ALONE),
+    Column("transfer_longest_ns", "float64", "ns", "most of it", "", "transfer_us.max", _ALONE),
+    Column("waits", "object", "us", "rank -> sum of its waits", "", "wait_us"),
+    Column("wait_ns", "float64", "ns", "mean of the ranks' waits", "Wait, mean rank", "", _ALONE),
+    Column("algbw_gb_s", "float64", "GB/s", "full bytes / median transfer", "algbw", "algbw_gb_s", _NO_SPEED),
+    Column("busbw_gb_s", "float64", "GB/s", "algbw x factor", "busbw", "busbw_gb_s", _NO_SPEED),
+    Column("matched_by", "str", "", "`seq` (group and sequence number), `order` (a fallback), `none`", "Matched by", "matched_by"),
+    Column("complete", "bool", "", "seen on all ranks; if not, transfer is an upper bound and bandwidths are lower bounds", "", "complete"),
+    Column("not_measured", "object", "", "why `busbw_gb_s` is `null`", "", "not_measured"),
+)
+SHOWN = ("axis", "label", "kind", "purpose", "dtype", "full_bytes", "count", "duration_ns", "longest_ns", "transfer_ns", "wait_ns",
+         "algbw_gb_s", "busbw_gb_s", "matched_by")  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -128,18 +128,16 @@ def _bubble(job: Job, predictions: Sequence[Prediction]) -> list[Line]:
 
 def _measured_bubble(job: Job) -> tuple[float | None, str]:
     """(share of the run in which a rank has nothing of its stage to do, why it is another one than the closed form's, or unknown)."""
-    told = pipeline.analyze(job).json()
-    found = told.get("pipeline")
-    if found is None:
-        return None, str(told.get("not_measured", {}).get("pipeline", "the ranges of stages and micro-batches are not in the trace"))
-    shares = found["bubble_share"]
-    if shares["measured"] is None:
-        return None, "; ".join(found["notes"]) or "the clocks of the ranks are not aligned"
-    unequal = shares["replayed"]
+    found = pipeline.analyze(job)
+    if found.summary is None:
+        return None, found.reason
+    measured, unequal = found.summary.measured, found.summary.replayed
+    if measured is None:
+        return None, "; ".join(found.summary.notes) or "the clocks of the ranks are not aligned"
     if unequal is None:
-        return shares["measured"], "stages are of unequal length, or wait for messages: the model has equal stages and free messages"
+        return measured, "stages are of unequal length, or wait for messages: the model has equal stages and free messages"
     rest = "the rest is messages and the host's time between pieces of work, which the model takes to be free"
-    return shares["measured"], f"stages of unequal length make it {unequal:.3f}; {rest}"
+    return measured, f"stages of unequal length make it {unequal:.3f}; {rest}"
 
 
 # What is said --------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from tracekit.errors import UsageError
 from tracekit.estimate.estimate import Estimate, estimate
 from tracekit.estimate.hardware import Hardware
 from tracekit.job.model import Job
-from tracekit.units import NS_PER_US
+from tracekit.units import NS_PER_US, microseconds
 
 #: Microseconds of a second.
 _US = 1e6
@@ -92,7 +92,5 @@ def _estimate(predictions: Sequence[Prediction], hardware: Hardware | None, job:
 
 def _measured(job: Job) -> tuple[float | None, float | None]:
     """(mean length of a step, mean communication a step that no compute covers) over ranks and steps [us]."""
-    rows = breakdown.analyze(job).json().get("breakdown") or []
-    exposed = [row["exposed_comm_us"] for row in rows if row["exposed_comm_us"] is not None]
-    steps = [row["step_us"] for row in rows if row["step_us"] is not None]
-    return (float(np.mean(steps)) if steps else None), (float(np.mean(exposed)) if exposed else None)
+    mean = breakdown.analyze(job).mean_step.iloc[0]
+    return microseconds(mean["step_ns"]), microseconds(mean["exposed_comm_ns"])

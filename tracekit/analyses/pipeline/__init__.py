@@ -12,24 +12,25 @@ What a rank does between its pieces of work (optimizer, gradient synchronization
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from tracekit.analyses._common import known, records, us
 from tracekit.analyses.pipeline.figures import sections
 from tracekit.analyses.pipeline.findings import findings
 from tracekit.analyses.pipeline.ranges import Pieces, find
-from tracekit.analyses.pipeline.rows import axis_of, gaps_of, in_flight, pieces_of, runs_of
+from tracekit.analyses.pipeline.rows import RUNS, STAGES, axis_of, gaps_of, in_flight, pieces_of, runs_of
 from tracekit.analyses.pipeline.summary import Summary, mean_durations, summary_of
 from tracekit.findings import Finding, Section
 from tracekit.job.activity import Activity
 from tracekit.job.model import Job
-from tracekit.units import plural
+from tracekit.units import NULL, known, listed, microseconds, plural
 
 ORDER = 45
 
-_DURATIONS = {"forward_us": "F", "backward_us": "B", "input_backward_us": "I", "weight_backward_us": "W"}
+_DURATIONS = {"forward_ns": "F", "backward_ns": "B", "input_ns": "I", "weight_ns": "W"}
 
 
 def reduce(activity: Activity) -> Pieces | None:
@@ -53,13 +54,13 @@ class Pipeline:
 
     def sections(self) -> list[Section]:
         """One run of one pipeline as a Gantt chart, where the time of its ranks goes, and every stage in figures."""
-        return [] if self.summary is None else sections(self.summary, self.gaps, self.runs, pd.DataFrame(self.stages()))
+        return [] if self.summary is None else sections(self.summary, self.gaps, self.runs, self.stages)
 
     def json(self) -> dict[str, Any]:
         """``pipeline``; null, with the reason, where there is none."""
         if self.summary is None:
             return {"not_measured": {"pipeline": self.reason}}
-        s, stages = self.summary, self.stages()
+        s, stages = self.summary, STAGES.records(self.stages)
         share = {
             "measured": s.measured,
             "ideal": s.ideal,
@@ -89,25 +90,28 @@ class Pipeline:
             }
         }
 
-    def stages(self) -> list[dict[str, Any]]:
-        """One entry a stage: the ranks that hold it, mean durations [us] (None: it has no such piece), peaks in flight, bubble share."""
+    @cached_property
+    def stages(self) -> pd.DataFrame:
+        """Table STAGES."""
         means, trains = mean_durations(self.pieces), self.summary is not None and self.summary.schedule != "forward_only"
         late, early = (in_flight(self.pieces, "stage", until) for until in (True, False))
         share = (self.runs["bubble_ns"] / self.runs["run_ns"]).where(self.runs["run_ns"] > 0)
         by_rank = share.groupby(self.runs["rank"]).mean()
-        rows = []
-        for stage, ranks in self.pieces.groupby("stage")["rank"].unique().items():
-            number, bubble = int(str(stage)), float(by_rank.reindex(ranks).mean())
-            row: dict[str, Any] = {"stage": number, "ranks": sorted(ranks.tolist())}
-            row |= {key: us(means.get((number, kind))) for key, kind in _DURATIONS.items()}
-            row |= {"in_flight_peak": late[number] if trains else None, "in_flight_until_input_peak": early[number] if trains else None}
-            rows.append(row | {"bubble_share": None if bubble != bubble else bubble})
-        return rows
+        held = {int(str(stage)): sorted(ranks.tolist()) for stage, ranks in self.pieces.groupby("stage")["rank"].unique().items()}
+        return STAGES.frame(
+            {
+                "stage": list(held),
+                "ranks": list(held.values()),
+                "members": [listed(ranks) for ranks in held.values()],
+                **{name: [means.get((stage, kind), np.nan) for stage in held] for name, kind in _DURATIONS.items()},
+                "in_flight_peak": [late[stage] if trains else NULL for stage in held],
+                "in_flight_until_input_peak": [early[stage] if trains else NULL for stage in held],
+                "bubble_share": [by_rank.reindex(ranks).mean() for ranks in held.values()],
+            }
+        )
 
     def _by_rank(self) -> list[dict[str, Any]]:
-        parts = ("busy", "run", "bubble", "fill", "waiting", "other", "drain")
-        columns = {"rank": "rank", "pipeline": "replica", "step": "step", "turn": "turn"} | {f"{part}_us": f"{part}_ns" for part in parts}
-        rows = records(self.runs, columns)
+        rows = RUNS.records(self.runs)
         keys = ["rank", "step", "turn", "for_stage"]
         waited = self.gaps[self.gaps["waited"] > 0].groupby(keys, as_index=False)["waited"].sum()
         for row in rows:
@@ -116,7 +120,7 @@ class Pipeline:
         for rank, step, turn, stage, ns in zip(*(waited[name].tolist() for name in [*keys, "waited"]), strict=True):
             row = place[rank, known(step), turn]
             if row is not None:
-                row[stage] = us(ns)
+                row[stage] = microseconds(ns)
         return rows
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from tracekit.analyses.pipeline.ranges import KINDS
-from tracekit.analyses.pipeline.rows import RUN
+from tracekit.analyses.pipeline.rows import RUN, STAGES
 from tracekit.analyses.pipeline.summary import Summary
 from tracekit.findings import Chart, Section, StackedBars, Table, Timeline
 from tracekit.units import NS_PER_US, NULL, listed
@@ -17,16 +17,6 @@ _PARTS = {
     "waiting_ns": "waiting for another stage",
     "other_ns": "messages and the host",
     "drain_ns": "idle behind its last piece",
-}
-_COLUMNS = {
-    "stage": "Stage",
-    "ranks": "Ranks",
-    "forward_us": "Forward, mean [us]",
-    "backward_us": "Backward, mean [us]",
-    "input_backward_us": "Backward for the input, mean [us]",
-    "weight_backward_us": "Backward for the weights, mean [us]",
-    "in_flight_peak": "Most micro-batches in flight",
-    "bubble_share": "Bubble [share]",
 }
 
 
@@ -41,7 +31,9 @@ def sections(summary: Summary, gaps: pd.DataFrame, runs: pd.DataFrame, stages: p
     own = runs[(runs["replica"] == replica) & (runs["run_ns"] != NULL)]
     if len(own):
         charts.append(_bars(own))
-    charts.append(_table(stages))
+    headed = [column for column in STAGES.columns if column.heading]
+    told = [column.name for column in headed if any(cell is not None for cell in column.plain(stages[column.name]))]
+    charts.append(Table.of("Stages", STAGES, stages, told))
     return [Section("Pipeline", lead, tuple(charts))]
 
 
@@ -87,14 +79,3 @@ def _bars(own: pd.DataFrame) -> StackedBars:
     series = {label: (means[column] / NS_PER_US).tolist() for column, label in _PARTS.items()}
     note = "Parts add up to the run from the first to the last piece of work of the whole pipeline."
     return StackedBars("Where a mean run goes", [f"rank {rank}" for rank in means.index], series, "us", note)
-
-
-def _table(stages: pd.DataFrame) -> Table:
-    frame = stages.assign(ranks=[listed(ranks) for ranks in stages["ranks"]])
-    shown = {name: heading for name, heading in _COLUMNS.items() if not frame[name].isna().all()}
-    missing = {name: "the stage has no such pieces" for name in shown if name.endswith("_us")}
-    missing["bubble_share"] = "the clocks of the hosts are not aligned, or the first stage was not read"
-    missing["in_flight_peak"] = "no backward was recorded"
-    counts = [name for name in ("in_flight_peak",) if name in shown]
-    frame = frame[list(shown)].astype({name: "int64" if name in counts else "float64" for name in shown if name not in ("stage", "ranks")})
-    return Table("Stages", frame, shown, missing={name: why for name, why in missing.items() if name in shown})

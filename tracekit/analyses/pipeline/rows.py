@@ -23,7 +23,7 @@ from tracekit.analyses.pipeline.order import Orders, Piece
 from tracekit.analyses.pipeline.ranges import BACKWARD, FORWARD, INPUT, KINDS, NO_STAGE, WEIGHT, Pieces
 from tracekit.collectives.purpose import role_of_axis
 from tracekit.job.model import Job
-from tracekit.schema import table
+from tracekit.schema import Column, table
 from tracekit.units import NULL
 
 PIECES = table(
@@ -38,19 +38,50 @@ PIECES = table(
     ("start_ns", "int64", "ns", "start of the work, aligned; NULL where nothing ran on the device"),
     ("end_ns", "int64", "ns", "its end, aligned; NULL"),
 )
+NOT_ALIGNED = "the clocks of the hosts are not aligned, or the first stage was not read"
 RUNS = table(
     "pipeline_runs",
-    ("rank", "int32", "", "global rank"),
-    ("replica", "int32", "", "which pipeline of the job"),
-    ("step", "int64", "", "number of the step; NULL"),
-    ("turn", "int64", "", "which run of the schedule within its step"),
-    ("busy_ns", "int64", "ns", "some piece of the rank is at work"),
-    ("run_ns", "int64", "ns", "the whole run on all ranks of the replica; NULL, and so are the following, where it is not known"),
-    ("bubble_ns", "int64", "ns", "run - busy"),
-    ("fill_ns", "int64", "ns", "part of the bubble before the rank's first piece"),
-    ("waiting_ns", "int64", "ns", "part in which another stage had not finished what comes next"),
-    ("other_ns", "int64", "ns", "part for messages, the host and everything else"),
-    ("drain_ns", "int64", "ns", "part behind the rank's last piece"),
+    Column("rank", "int32", "", "global rank", "", "rank"),
+    Column("replica", "int32", "", "which pipeline of the job", "", "pipeline"),
+    Column("step", "int64", "", "number of the step", "", "step", "the trace marks no steps"),
+    Column("turn", "int64", "", "which run of the schedule within its step", "", "turn"),
+    Column("busy_ns", "int64", "ns", "some piece of the rank is at work", "", "busy_us"),
+    Column("run_ns", "int64", "ns", "the whole run on all ranks of the pipeline: `busy_us` + `bubble_us`", "", "run_us", NOT_ALIGNED),
+    Column("bubble_ns", "int64", "ns", "the sum of the parts that follow, exactly in nanoseconds", "", "bubble_us", NOT_ALIGNED),
+    Column("fill_ns", "int64", "ns", "before the rank's first piece", "", "fill_us", NOT_ALIGNED),
+    Column("waiting_ns", "int64", "ns", "another stage had not finished what comes next", "", "waiting_us", NOT_ALIGNED),
+    Column("other_ns", "int64", "ns", "messages, the host and everything else", "", "other_us", NOT_ALIGNED),
+    Column("drain_ns", "int64", "ns", "behind the rank's last piece", "", "drain_us", NOT_ALIGNED),
+)
+_NO_PIECE, _NO_BACKWARD = "the stage has no such pieces", "no backward was recorded"
+STAGES = table(
+    "pipeline_stages",
+    Column("stage", "int64", "", "number of the stage", "Stage", "stage"),
+    Column("ranks", "object", "", "the ranks that hold it", "", "ranks"),
+    Column("members", "str", "", "the ranks in short", "Ranks"),
+    Column("forward_ns", "float64", "ns", "mean of its pieces", "Forward, mean", "forward_us", _NO_PIECE),
+    Column("backward_ns", "float64", "ns", "mean of its pieces", "Backward, mean", "backward_us", _NO_PIECE),
+    Column("input_ns", "float64", "ns", "mean of its pieces", "Backward for the input, mean", "input_backward_us", _NO_PIECE),
+    Column("weight_ns", "float64", "ns", "mean of its pieces", "Backward for the weights, mean", "weight_backward_us", _NO_PIECE),
+    Column(
+        "in_flight_peak",
+        "int64",
+        "",
+        "most micro-batches in flight at once",
+        "Most micro-batches in flight",
+        "in_flight_peak",
+        _NO_BACKWARD,
+    ),
+    Column(
+        "in_flight_until_input_peak",
+        "int64",
+        "",
+        "the same, until the gradient of the input is there",
+        "",
+        "in_flight_until_input_peak",
+        _NO_BACKWARD,
+    ),
+    Column("bubble_share", "float64", "share", "mean of its ranks", "Bubble", "bubble_share", NOT_ALIGNED),
 )
 RUN = ["replica", "step", "turn"]
 _RANK_RUN = ["rank", *RUN]
