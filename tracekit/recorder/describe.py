@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from tracekit import __version__
-from tracekit.manifest import Batch, Calls, Expected, ExpertLoad, Group, Manifest, Optimizer, Owners, Precision
+from tracekit.manifest import Batch, Calls, Expected, ExpertLoad, Manifest, Optimizer, Owners, Precision
 from tracekit.recorder import mesh as meshes
 from tracekit.recorder import private, units
+from tracekit.recorder.place import Place
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Description:
 
     mesh: Any = None
     models: Sequence[nn.Module] = ()
-    optimizers: Sequence[torch.optim.Optimizer] = ()
+    optimizers: Sequence[Any] = ()
     strategy: str = ""
     options: dict[str, Any] = field(default_factory=dict)
     model_shape: dict[str, Any] = field(default_factory=dict)
@@ -41,18 +41,15 @@ class Description:
     command: str = ""
 
 
-def manifest(
-    said: Description, steps: Sequence[int], groups: Sequence[Group], owners: Owners, calls: Calls, notes: Sequence[str]
-) -> Manifest:
-    """Everything known of this rank at the end of its window; ``calls`` point into ``groups``."""
+def manifest(said: Description, place: Place, steps: Sequence[int], owners: Owners, calls: Calls, notes: Sequence[str]) -> Manifest:
+    """Everything known of this rank at the end of its window; ``calls`` point into the groups of ``place``."""
     found = list(said.units) or units.units(said.models)
     axes = meshes.axes_of(said.mesh)
-    rank, world = own_rank(), world_size()
     return Manifest(
         tracekit_version=__version__,
-        rank=rank,
-        world_size=world,
-        backend=dist.get_backend() if dist.is_initialized() else "",
+        rank=place.rank,
+        world_size=place.world,
+        backend=place.backend,
         device=_device_name(),
         host=socket.gethostname(),
         strategy=said.strategy,
@@ -61,8 +58,8 @@ def manifest(
         recorded=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         versions={"python": platform.python_version(), "torch": str(torch.__version__), "tracekit": __version__},
         mesh=axes,
-        coordinate=_coordinate(rank, axes),
-        groups=list(groups),
+        coordinate=_coordinate(place.rank, axes),
+        groups=place.groups,
         model={"parameters": sum(math.prod(private.full_shape(p)) for m in said.models for p in m.parameters()), **said.model_shape},
         units=found,
         parameters=units.parameters(said.models, found),
@@ -77,16 +74,6 @@ def manifest(
         calls=calls,
         notes=[*notes, *(f"this torch has no {name}: what it would have told is not recorded" for name in sorted(private.missing))],
     )
-
-
-def own_rank() -> int:
-    """The global rank, 0 without torch.distributed."""
-    return dist.get_rank() if dist.is_initialized() else 0
-
-
-def world_size() -> int:
-    """Ranks of the job, 1 without torch.distributed."""
-    return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def _device_name() -> str:

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tracekit.recorder import private
 from tracekit.recorder.owners import OwnerLog
-from tracekit.recorder.units import holder, plain_name, unit_modules
+from tracekit.recorder.units import holder, plain_name, state_of, unit_modules
 
 Guarded = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -102,22 +102,29 @@ class Hooks:
 
     # Memory ----------------------------------------------------------------------------------------------------------
 
-    def memory(self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def memory(self, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> None:
         """Registrations of gradients as they are accumulated, optimizer state as it is made, FSDP's gathered parameters."""
         for model in models:
             for name, parameter in model.named_parameters():
                 self._gradient(plain_name(name), parameter)
         for optimizer in optimizers:
-            before = self._guarded(lambda opt, args, kwargs: self.gradients(models))  # noqa: ARG005
-            after = self._guarded(lambda opt, args, kwargs: self.optimizer_state(models, [opt]))  # noqa: ARG005
-            self._undo.append(holder(optimizer).register_step_pre_hook(before).remove)
-            self._undo.append(holder(optimizer).register_step_post_hook(after).remove)
+            self._optimizer(models, optimizer)
         if any(isinstance(m, FSDPModule) for model in models for m in model.modules()):
             self._fsdp2(models)
         if any(isinstance(m, FullyShardedDataParallel) for model in models for m in model.modules()):
             self._fsdp1(models)
 
-    def standing(self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def _optimizer(self, models: Sequence[nn.Module], optimizer: Any) -> None:
+        """Around its steps; one that only has torch's fields, and not torch's hooks, is looked at when the window begins and ends."""
+        inner = holder(optimizer)
+        if not isinstance(inner, torch.optim.Optimizer):
+            return
+        before = self._guarded(lambda opt, args, kwargs: self.gradients(models))  # noqa: ARG005
+        after = self._guarded(lambda opt, args, kwargs: self.optimizer_state(models, [opt]))  # noqa: ARG005
+        self._undo.append(inner.register_step_pre_hook(before).remove)
+        self._undo.append(inner.register_step_post_hook(after).remove)
+
+    def standing(self, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> None:
         """Register everything that stands at this moment: parameters, buffers, gradients, optimizer state, DDP's buckets."""
         for model in models:
             for name, parameter in model.named_parameters():
@@ -141,12 +148,12 @@ class Hooks:
                 if parameter.grad is not None:
                     self._owners.own(parameter.grad, "gradients", plain_name(name))
 
-    def optimizer_state(self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def optimizer_state(self, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> None:
         """Register every tensor of optimizer state under its parameter's name."""
         names = {parameter: plain_name(name) for model in models for name, parameter in model.named_parameters()}
         for optimizer in optimizers:
-            for parameter, state in holder(optimizer).state.items():
-                for key, value in state.items() if isinstance(state, dict) else ():
+            for parameter, state in state_of(optimizer).items():
+                for key, value in state.items():
                     if isinstance(value, torch.Tensor):
                         self._owners.own(value, "optimizer_state", f"{names.get(parameter, '')}.{key}".strip("."))
 
@@ -166,8 +173,8 @@ class Hooks:
                 lambda p: self._owners.own(private.fsdp2_unsharded(p), "gathered_parameters", private.fsdp2_fqn(p), names.get(id(p), ""))
             )
 
-            def call(param: Any) -> Any:
-                result = original(param)
+            def call(param: Any, *args: Any, **kwargs: Any) -> Any:
+                result = original(param, *args, **kwargs)
                 note(param)
                 return result
 
@@ -225,8 +232,8 @@ class Hooks:
 
             guarded = self._guarded(note)
 
-            def call(handle: Any) -> Any:
-                result = original(handle)
+            def call(handle: Any, *args: Any, **kwargs: Any) -> Any:
+                result = original(handle, *args, **kwargs)
                 guarded(handle)
                 return result
 
@@ -268,8 +275,8 @@ class _Torchs:
     def remember(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Around torch's function that names the range of an action just before it is opened."""
 
-        def call(*args: Any) -> Any:
-            name = original(*args)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            name = original(*args, **kwargs)
             self._last = str(name)
             return name
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 
 import torch
 
@@ -16,14 +17,23 @@ MOST = 2_000_000
 
 
 class OwnerLog:
-    """Collects registrations from any thread, while ``active``; what stood before the window is registered at its start."""
+    """Collects registrations from any thread, from ``begin`` to ``end``; what stood before is registered at the beginning."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._codes: dict[str, int] = {}
         self._rows: list[tuple[int, int, int, int, int, int]] = []
-        self.active = False
+        self._earlier: list[tuple[weakref.ref[torch.Tensor], str, str, str]] = []
+        self._room = 1024
+        self.active = self.ended = False
         self.left_out = 0
+
+    def begin(self) -> None:
+        """The window begins: what was said of tensors that are alive is registered, and from now on everything is."""
+        earlier, self._earlier = self._earlier, []
+        self.active = True
+        for reference, category, name, unit in earlier:
+            self.own(reference(), category, name, unit)
 
     def own(self, tensor: torch.Tensor | None, category: str, name: str = "", unit: str = "", *, time_ns: int | None = None) -> None:
         """The storage of ``tensor`` belongs to ``category`` from now on. Nothing for None, or a tensor without storage of its own.
@@ -32,11 +42,28 @@ class OwnerLog:
         """
         if category not in CATEGORIES:
             raise ValueError(f"{category!r} is no category of memory; there are {', '.join(CATEGORIES)}")
-        if tensor is None or not self.active:
+        if tensor is None:
+            return
+        if not self.active:
+            self._remember(tensor, category, name, unit)
             return
         place = storage(tensor)
         if place is not None:
             self.row(place[0], place[1], category, name, unit, time_ns=time_ns)
+
+    def _remember(self, tensor: torch.Tensor, category: str, name: str, unit: str) -> None:
+        """Said before the window: kept for its beginning, without keeping the tensor alive."""
+        with self._lock:
+            if self.ended:
+                return
+            if len(self._earlier) >= self._room:
+                self._earlier = [said for said in self._earlier if said[0]() is not None]
+                self._room = max(1024, 2 * len(self._earlier))
+            self._earlier.append((weakref.ref(tensor), category, name, unit))
+
+    def end(self) -> None:
+        """The window is over: what is said from now on is nobody's."""
+        self.active, self.ended, self._earlier = False, True, []
 
     def row(self, address: int, size: int, category: str, name: str = "", unit: str = "", *, time_ns: int | None = None) -> None:
         """The same for an address and a size in bytes. Address 0: a storage older than the recording whose address is not known."""

@@ -7,6 +7,7 @@ something in silence. A function that finds its interface missing returns None (
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import json
 from collections.abc import Callable, Iterator
@@ -70,25 +71,47 @@ def all_groups() -> dict[Any, tuple[str, list[int]]]:
 
 
 def replaced(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Undo:
-    """Replace ``owner.name`` by ``make(original)``; calling the result puts the original back. Nothing happens where there is none."""
+    """Replace ``owner.name`` by ``make(original)``; calling the result puts back what was there. Nothing happens where there is none.
+
+    What is put back is the object in ``vars(owner)``: ``getattr`` unwraps static methods and the methods of compiled classes, which would
+    then be called without their ``self``. Where somebody has replaced it again in the meantime, ours stays below theirs and only calls on.
+    """
     if owner is None or not callable(getattr(owner, name, None)):
         missing.add(f"{getattr(owner, '__name__', owner)}.{name}")
         return lambda: None
     inherited = name not in vars(owner)
+    kept = vars(owner).get(name)
     original = getattr(owner, name)
+    changed = make(original)
+    in_place = True
+
+    @functools.wraps(original, updated=())
+    def switch(*args: Any, **kwargs: Any) -> Any:
+        return (changed if in_place else original)(*args, **kwargs)
+
+    put: Any = staticmethod(switch) if isinstance(kept, staticmethod) else switch
     try:
-        setattr(owner, name, make(original))
+        setattr(owner, name, put)
     except (AttributeError, TypeError):
         missing.add(f"{getattr(owner, '__name__', owner)}.{name} (cannot be replaced)")
         return lambda: None
 
     def undo() -> None:
+        nonlocal in_place
+        in_place = False
+        if vars(owner).get(name) is not put:
+            return
         if inherited:
             delattr(owner, name)
         else:
-            setattr(owner, name, original)
+            setattr(owner, name, kept)
 
     return undo
+
+
+def kineto_profile(**options: Any) -> Any:
+    """torch's profiler without a schedule: ``prepare_trace``, ``start_trace``, ``stop_trace``, ``export_chrome_trace``."""
+    return torch.profiler._KinetoProfile(**options)
 
 
 # FSDP2 ---------------------------------------------------------------------------------------------------------------
@@ -251,25 +274,37 @@ def pipeline_messages(stage: Any, forward: bool, chunk: int) -> list[torch.Tenso
 
 @contextlib.contextmanager
 def cuda_history(path: str) -> Iterator[None]:
-    """Record the allocator's history while the block runs and leave its snapshot at ``path``."""
+    """Record the allocator's history while the block runs and leave its snapshot at ``path``. A history that runs already goes on."""
     start = _lookup("torch.cuda.memory", "_record_memory_history")
     dump = _lookup("torch.cuda.memory", "_dump_snapshot")
     if start is None or dump is None:
         yield
         return
-    start(context="all", stacks="python", max_entries=1_000_000)
+    own = not history_is_on()
+    if own:
+        start(context="all", stacks="python", max_entries=1_000_000)
     try:
         yield
         dump(path)
     finally:
-        start(enabled=None)
+        if own:
+            start(enabled=None)
 
 
-def mark_allocations(text: str) -> None:
-    """Write ``text`` on every CUDA allocation from now on; nothing where torch cannot."""
-    mark = getattr(torch.cuda.memory, "_set_memory_metadata", None)
-    if mark is not None:
-        mark(text)
+def history_is_on() -> bool:
+    """Whether the CUDA allocator records its history now."""
+    ask = _lookup("torch._C", "_cuda_isHistoryEnabled")
+    return bool(ask()) if ask is not None else False
+
+
+def mark_allocations(text: str) -> str:
+    """Write ``text`` on every CUDA allocation from now on ('' ends it); what was written before. Nothing where torch cannot."""
+    mark, ask = (getattr(torch.cuda.memory, name, None) for name in ("_set_memory_metadata", "_get_memory_metadata"))
+    if mark is None:
+        return ""
+    before = str(ask()) if ask is not None else ""
+    mark(text)
+    return before
 
 
 def group_by_name(name: str) -> Any:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tracekit.manifest import Optimizer, Parameter, Unit
 from tracekit.recorder import private
+from tracekit.recorder.accepted import has_groups
 from tracekit.recorder.owners import storage
 
 #: What wrappers put into a parameter's name, and what says nothing about the model.
@@ -175,19 +177,26 @@ def parameters(models: Sequence[nn.Module], found: Sequence[Unit]) -> list[Param
     return result
 
 
-def holder(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+def holder(optimizer: Any) -> Any:
     """The optimizer that holds this rank's state, inside of wrappers.
 
-    ZeroRedundancyOptimizer has one in ``optim`` that knows only the parameters updated here, Accelerate's in ``optimizer`` the one given.
+    ZeroRedundancyOptimizer has one in ``optim`` that knows only the parameters updated here; Accelerate's and DeepSpeed's wrappers have the
+    one that was given to them in ``optimizer``.
     """
     for name in ("optim", "optimizer"):
         inner = getattr(optimizer, name, None)
-        if isinstance(inner, torch.optim.Optimizer) and inner is not optimizer:
+        if inner is not optimizer and (isinstance(inner, torch.optim.Optimizer) or has_groups(inner)):
             return holder(inner)
     return optimizer
 
 
-def optimizer_of(optimizers: Sequence[torch.optim.Optimizer]) -> Optimizer | None:
+def state_of(optimizer: Any) -> dict[Any, dict[str, Any]]:
+    """Parameter -> what the optimizer keeps of it; {} where it keeps its state in a way that torch does not."""
+    state = getattr(holder(optimizer), "state", None)
+    return {key: value for key, value in state.items() if isinstance(value, dict)} if isinstance(state, Mapping) else {}
+
+
+def optimizer_of(optimizers: Sequence[Any]) -> Optimizer | None:
     """Kind and state of the optimizers together; None where there are none. Only plain numbers of the options are kept."""
     optimizers = [holder(optimizer) for optimizer in optimizers]
     if not optimizers:
@@ -195,12 +204,12 @@ def optimizer_of(optimizers: Sequence[torch.optim.Optimizer]) -> Optimizer | Non
     elements = size = count = 0
     for optimizer in optimizers:
         count += sum(len(group["params"]) for group in optimizer.param_groups)
-        for state in optimizer.state.values():
-            for value in state.values() if isinstance(state, dict) else ():
+        for state in state_of(optimizer).values():
+            for value in state.values():
                 if isinstance(value, torch.Tensor):
                     inner = private.local(value)
                     elements += inner.numel()
                     size += inner.numel() * inner.element_size()
-    group = optimizers[0].param_groups[0]
+    group: dict[str, Any] = next((group for optimizer in optimizers for group in optimizer.param_groups), {})
     options = {k: v for k, v in group.items() if k != "params" and isinstance(v, int | float | bool | str)}
     return Optimizer(type(optimizers[0]).__name__, count, elements, size, options)

@@ -1,0 +1,46 @@
+"""Run a script as a job of several ranks on this machine, without torchrun's processes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+JOBS = Path(__file__).parent / "jobs"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def start(script: Path, *arguments: str, ranks: int = 2, environment: Mapping[str, str] | None = None) -> list[subprocess.Popen]:
+    """The ranks' processes, running."""
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
+    shared = {**os.environ, **shared, **(environment or {})}
+    return [
+        subprocess.Popen(
+            [sys.executable, str(script), *arguments],
+            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+
+
+def run_job(script: Path, *arguments: str, ranks: int = 2, environment: Mapping[str, str] | None = None) -> str:
+    """What all ranks printed, once all have ended well."""
+    processes = start(script, *arguments, ranks=ranks, environment=environment)
+    try:
+        told = [process.communicate(timeout=280)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * ranks, "\n".join(told)
+    return "\n".join(told)

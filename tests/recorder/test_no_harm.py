@@ -1,0 +1,316 @@
+"""A recorded job computes what it computes without the recorder, before, in and after the window, whatever it does."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import types
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.recorder.launching import JOBS, run_job  # noqa: E402
+from tracekit import record  # noqa: E402
+from tracekit.job.load import LoadOptions, load_job  # noqa: E402
+from tracekit.manifest import decode  # noqa: E402
+from tracekit.recorder import private  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """Digests of each step of the job that nobody records, by rank."""
+    return digests(tmp_path_factory.mktemp("plain"))
+
+
+def digests(folder, *arguments, **environment):
+    run_job(JOBS / "everything.py", str(folder / "digests"), *arguments, environment=environment)
+    return [(folder / f"digests.{rank}").read_text().split() for rank in range(2)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", ["", "all"])
+def test_every_step_of_a_job_with_everything_in_it_is_the_same_bit_for_bit(plain, options, tmp_path):
+    assert digests(tmp_path, str(tmp_path / "traces"), ALL_OPTIONS=options) == plain
+    job = load_job([str(tmp_path / "traces")], LoadOptions())
+    assert job.ranks == [0, 1]
+    assert job.steps == [3, 4, 5]
+
+
+# What a loop may do to the recorder ----------------------------------------------------------------------------------
+
+
+class Loop:
+    """A small training loop; ``losses`` of the steps it ran."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        self.net = torch.nn.Linear(4, 4)
+        self.optimizer = torch.optim.Adam(self.net.parameters())
+        self.losses = []
+
+    def step(self):
+        loss = self.net(torch.randn(2, 4)).square().sum()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.losses.append(loss.item())
+
+    def run(self, *steppers, steps=8):
+        for _ in range(steps):
+            self.step()
+            for stepper in steppers:
+                stepper.step()
+        return self.losses
+
+
+@pytest.fixture
+def losses():
+    """Of the loop without anything around it."""
+    return Loop().run()
+
+
+def users_profiler(wait, seen):
+    return torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU],
+        schedule=torch.profiler.schedule(wait=wait, warmup=1, active=2, repeat=1),
+        on_trace_ready=lambda found: seen.extend(e.name for e in found.events() if e.name.startswith("ProfilerStep")),
+    )
+
+
+@pytest.mark.parametrize("outer", [True, False])
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("wait", [1, 2, 3, 4])
+def test_another_profiler_on_the_loop_keeps_its_steps(outer, first, wait, losses, tmp_path):
+    """Ours warms up in step 1 and records 2 to 4; theirs begin at the same moment, inside, or behind, in any order of calls."""
+    loop, seen = Loop(), []
+    with warnings.catch_warnings(record=True) as told, contextlib.ExitStack() as stack:
+        warnings.simplefilter("always")
+        managers = {"theirs": users_profiler(wait, seen), "ours": record(tmp_path, model=loop.net)}
+        order = ["theirs", "ours"] if outer else ["ours", "theirs"]
+        entered = {name: stack.enter_context(managers[name]) for name in order}
+        assert loop.run(*(entered[name] for name in (["theirs", "ours"] if first else ["ours", "theirs"]))) == losses
+    assert len(seen) == 2
+    assert wait == 4 or [w for w in told if "another profiler" in str(w.message)]
+    assert not torch.autograd._profiler_enabled()
+
+
+def test_a_second_recorder_leaves_the_first_alone(losses, tmp_path):
+    loop = Loop()
+    with record(tmp_path / "a") as first, pytest.warns(UserWarning, match="another profiler is at work"), record(tmp_path / "b") as second:
+        assert loop.run(first, second) == losses
+    assert first.files
+    assert not second.files
+
+
+def test_recordings_one_after_another_are_each_whole(losses, tmp_path):
+    loop = Loop()
+    with record(tmp_path / "a", active=1, model=loop.net) as first:
+        loop.run(first, steps=4)
+    with record(tmp_path / "b", active=1, model=loop.net, optimizer=loop.optimizer) as second:
+        assert loop.run(second, steps=4) == losses
+    assert first.files
+    assert second.files
+
+
+def test_warnings_that_are_errors_do_not_come_from_the_recorder(losses, tmp_path, capsys):
+    loop = Loop()
+    (tmp_path / "file").touch()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with record(tmp_path / "file", model="none", optimizer=3, warmup=0) as recorder:
+            assert loop.run(recorder) == losses
+    told = capsys.readouterr().err
+    assert told.count("model of type str is none") == 1
+    assert "tracekit stopped recording: FileExistsError" in told
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda real: real,
+        lambda real: [real, real],
+        lambda real: types.SimpleNamespace(param_groups=real.param_groups, state=real.state, step=real.step),
+        lambda real: types.SimpleNamespace(param_groups=real.param_groups),
+        lambda real: types.SimpleNamespace(optimizer=real, param_groups=[]),
+    ],
+)
+def test_any_optimizer_like_object_is_accepted(optimizer, losses, tmp_path):
+    loop = Loop()
+    with record(tmp_path, model=loop.net, optimizer=optimizer(loop.optimizer)) as recorder:
+        assert loop.run(recorder) == losses
+    assert len(recorder.files) == 2
+
+
+@pytest.mark.parametrize("arguments", [{"optimizer": 3}, {"model": "net"}, {"model": [None]}, {"mesh": "dp"}, {"mesh": 7}])
+def test_what_is_no_model_optimizer_or_mesh_is_left_out_with_a_note(arguments, losses, tmp_path):
+    loop = Loop()
+    with pytest.warns(UserWarning, match=next(iter(arguments))), record(tmp_path, **arguments) as recorder:
+        assert loop.run(recorder) == losses
+    manifest = decode((tmp_path / "rank_00000.manifest.json").read_bytes(), "m")
+    assert any(next(iter(arguments)) in note for note in manifest.notes)
+
+
+def test_an_unusable_folder_is_no_reason_to_stop(losses):
+    loop = Loop()
+    with pytest.warns(UserWarning, match="tracekit stopped recording: TypeError"), record(None, model=loop.net) as recorder:
+        assert loop.run(recorder) == losses
+
+
+def test_a_forked_child_leaves_the_recording_to_its_parent(losses, tmp_path):
+    loop = Loop()
+    with record(tmp_path, model=loop.net, optimizer=loop.optimizer) as recorder:
+        loop.run(recorder, steps=3)
+        child = os.fork()
+        if child == 0:
+            try:
+                loop.step()
+                recorder.step()
+                recorder.stop()
+            finally:
+                os._exit(0 if not recorder.files and not recorder.failed else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert not list(tmp_path.glob("*.gz"))
+        assert loop.run(recorder, steps=5) == losses
+    assert len(recorder.files) == 2
+
+
+def test_workers_of_a_data_loader_are_not_disturbed(tmp_path):
+    loop = Loop()
+    data = torch.utils.data.DataLoader(torch.arange(8.0), num_workers=2)
+    with record(tmp_path, model=loop.net) as recorder:
+        loop.run(recorder, steps=2)
+        assert sorted(float(batch) for batch in data) == list(range(8))
+        loop.run(recorder)
+    assert len(recorder.files) == 2
+
+
+# What is put in place for the window ---------------------------------------------------------------------------------
+
+
+class Base:
+    def method(self):
+        return "method", self
+
+    @staticmethod
+    def static(value):
+        return "static", value
+
+    @classmethod
+    def klass(cls):
+        return "class", cls
+
+
+class Child(Base):
+    pass
+
+
+@pytest.mark.parametrize("owner", [Base, Child, torch.distributed.ProcessGroup])
+@pytest.mark.parametrize("name", ["method", "static", "send"])
+def test_what_was_replaced_is_put_back_as_it_was(owner, name):
+    if not hasattr(owner, name):
+        pytest.skip("it has none")
+    before = dict(vars(owner))
+    undo = private.replaced(owner, name, lambda original: original)
+    assert dict(vars(owner)) != before
+    undo()
+    assert dict(vars(owner)) == before
+
+
+def test_a_replaced_method_still_gets_what_it_had():
+    seen = []
+
+    def make(original):
+        return lambda *args: seen.append(args) or original(*args)
+
+    undo = [private.replaced(Base, name, make) for name in ("method", "static")]
+    one = Base()
+    assert one.method() == ("method", one)
+    assert Base.static(3) == one.static(3) == ("static", 3)
+    assert seen == [(one,), (3,), (3,)]
+    for step in undo:
+        step()
+    assert one.method() == ("method", one)
+    assert Base.static(3) == ("static", 3)
+
+
+def test_what_others_have_put_over_it_stays():
+    calls = []
+    undo = private.replaced(Base, "method", lambda original: lambda self: calls.append("ours") or original(self))
+    ours = Base.method
+    Base.method = lambda self: calls.append("theirs") or ours(self)
+    try:
+        undo()
+        assert Base().method()[0] == "method"
+        assert calls == ["theirs"]
+    finally:
+        del Base.method
+        Base.method = lambda self: ("method", self)
+
+
+class Cuda:
+    """Stands in for the CUDA allocator's history."""
+
+    def __init__(self, monkeypatch, on):
+        self.on, self.mark, self.calls = on, "the user's", []
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", self.record)
+        monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda path: self.calls.append("dump"))
+        monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: self.on, raising=False)
+        monkeypatch.setattr(torch.cuda.memory, "_set_memory_metadata", lambda text: setattr(self, "mark", text))
+        monkeypatch.setattr(torch.cuda.memory, "_get_memory_metadata", lambda: self.mark)
+
+    def record(self, enabled="all", **options):
+        self.on = enabled is not None
+        self.calls.append("start" if self.on else "stop")
+
+
+@pytest.mark.parametrize(("on", "calls"), [(False, ["start", "dump", "stop"]), (True, ["dump"])])
+def test_a_history_that_the_user_started_stays_and_phases_are_not_left_behind(on, calls, monkeypatch, tmp_path):
+    cuda, loop = Cuda(monkeypatch, on), Loop()
+    with record(tmp_path, model=loop.net) as recorder:
+        for _ in range(8):
+            with recorder.phase("backward"):
+                assert cuda.mark == ("backward" if recorder._window.marks_allocations else "the user's")
+            loop.run(recorder, steps=1)
+    assert cuda.calls == calls
+    assert cuda.on == on
+    assert cuda.mark == "the user's"
+
+
+# A job that ends -----------------------------------------------------------------------------------------------------
+
+ENDING = """
+import os, signal, sys, torch
+from tracekit import record
+net = torch.nn.Linear(4, 4)
+with record(sys.argv[1], model=net) as recorder:
+    for step in range(10):
+        net(torch.randn(2, 4)).sum().backward()
+        recorder.step()
+        if step == 3:
+            exec(sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize(
+    ("act", "code", "kept"),
+    [
+        ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM, True),
+        ("os.kill(os.getpid(), signal.SIGHUP)", -signal.SIGHUP, True),
+        ("sys.exit(5)", 5, True),
+        ("raise KeyboardInterrupt", -signal.SIGINT, True),
+        ("signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); os.kill(os.getpid(), signal.SIGTERM)", 7, True),
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, False),
+        ("os._exit(9)", 9, False),
+    ],
+)
+def test_a_job_that_is_ended_keeps_its_recording_and_its_exit_code(act, code, kept, tmp_path):
+    done = subprocess.run([sys.executable, "-c", ENDING, str(tmp_path), act], capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == (["rank_00000.manifest.json", "rank_00000.pt.trace.json.gz"] if kept else [])
+    if kept:
+        assert decode((tmp_path / names[0]).read_bytes(), "m").steps == [2, 3]

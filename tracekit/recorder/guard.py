@@ -1,0 +1,82 @@
+"""Never into the training loop: what goes wrong in the recorder is swallowed, said once, and ends the recording, not the job.
+
+The promise has exceptions to make safe, and more: warnings may be turned into errors (``-W error``), and a forked child (a worker of a
+data loader) inherits the recorder without being the job's rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+class Guard:
+    """Runs the recorder's own code in one process. ``failed`` is what ended the recording, '' while nothing has."""
+
+    def __init__(self) -> None:
+        self.failed = ""
+        self._process = os.getpid()
+
+    @property
+    def foreign(self) -> bool:
+        """Whether this is another process than the one that began: a fork."""
+        return os.getpid() != self._process
+
+    def safely(self, call: Callable[[], Any], *, always: bool = False) -> None:
+        """Call it, unless the recording has failed already (``always``: even then). Never in a forked child."""
+        if self.foreign or (self.failed and not always):
+            return
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - the promise of this file
+            self.fail(error)
+
+    def guarded(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """``hook`` that swallows its exceptions and returns nothing."""
+
+        @functools.wraps(hook)
+        def call(*args: Any, **kwargs: Any) -> None:
+            if self.failed or self.foreign:
+                return
+            try:
+                hook(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001 - the promise of this file
+                self.fail(error)
+
+        return call
+
+    def fail(self, error: BaseException) -> None:
+        """The recording ends because of ``error``."""
+        text = str(error).strip().splitlines()
+        self.give_up(f"{type(error).__name__}: {text[0] if text else 'without a message'}")
+
+    def give_up(self, why: str) -> None:
+        """The recording ends; the first reason is the one that is told."""
+        if not self.failed:
+            self.failed = why[:500]
+            say(f"tracekit stopped recording: {self.failed}")
+
+
+def say(sentence: str) -> None:
+    """A warning for the user; on standard error where warnings are errors, which would end the job."""
+    try:
+        warnings.warn(sentence, UserWarning, stacklevel=5)
+    except Warning:
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # a job may have closed it
+            print(sentence, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Warnings of torch's own code that the recorder calls are no errors in here, whatever the job made of warnings."""
+    if not any(action == "error" for action, *_ in warnings.filters):
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,167 @@
+"""The window of one recording: what is put in place for it, what is written at its end."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from tracekit.files import write_atomically
+from tracekit.manifest import SUFFIX, Calls, Group, encode
+from tracekit.recorder import collectives, describe, private, signals
+from tracekit.recorder.guard import Guard
+from tracekit.recorder.hooks import Hooks
+from tracekit.recorder.owners import OwnerLog
+from tracekit.recorder.place import Place
+from tracekit.recorder.profiling import Profiling, other_profiler
+
+Labels = Literal["flight_recorder", "dispatch", "none"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Steps of the window, and what is kept; see ``record``."""
+
+    wait: int = 1
+    warmup: int = 1
+    active: int = 3
+    labels: Labels = "flight_recorder"
+    memory: bool = True
+    shapes: bool = True
+    stacks: bool = False
+    saved_tensors: bool = False
+
+
+class Window:
+    """Waits, warms up, records, writes; ``advance`` is called after every step."""
+
+    def __init__(self, directory: Path, said: describe.Description, settings: Settings, guard: Guard) -> None:
+        self.files: list[Path] = []
+        self.notes: list[str] = []
+        self.owners = OwnerLog()
+        self.step = 0
+        self._directory, self._said, self._settings, self._guard = directory, said, settings, guard
+        self._hooks = Hooks(self.owners, guard.guarded)
+        self._place = Place()
+        kept = {"record_shapes": settings.shapes, "profile_memory": settings.memory, "with_stack": settings.stacks}
+        self._profiling = Profiling(self._give_way, kept)
+        self._in_place = contextlib.ExitStack()
+        self._prepared = self._closed = False
+
+    @property
+    def marks_allocations(self) -> bool:
+        """Whether the phases are to be written on CUDA allocations now."""
+        return self._prepared and not self._closed and self._settings.memory and torch.cuda.is_available()
+
+    def advance(self) -> None:
+        """A step is over."""
+        self.step += 1
+        if not self._closed:
+            self._profiling.close_step()
+            self.follow()
+
+    def follow(self) -> None:
+        """Everything is in place from the last warm-up steps on; registrations count while events are kept."""
+        if self._closed:
+            return
+        at = self.step - self._settings.wait
+        self._place.look(self._said.mesh)
+        if at >= 0 and not self._prepared:
+            self._prepare()
+        if at >= self._settings.warmup and self._prepared and not self._profiling.running:
+            self._begin()
+        if at >= self._settings.warmup + self._settings.active:
+            self.end()
+        else:
+            self._profiling.open_step(self.step)
+
+    def end(self) -> None:
+        """Take everything away, and write what was recorded. Once; then nothing."""
+        if self._closed or self._guard.foreign:
+            return
+        self._closed = True
+        self.owners.end()
+        safely = self._guard.safely
+        safely(lambda: self._place.look(self._said.mesh), always=True)
+        kept: list[bool] = []
+        safely(lambda: kept.append(self._profiling.end()), always=True)
+        if True in kept:
+            safely(self._write, always=True)
+        safely(self._in_place.close, always=True)
+        safely(self._hooks.remove, always=True)
+
+    # Its parts -------------------------------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        other = other_profiler()
+        if other:
+            self._guard.give_up(other)
+            self.end()
+            return
+        self._prepared = True
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._put_in_place()
+        self._profiling.prepare()
+
+    def _put_in_place(self) -> None:
+        settings, said = self._settings, self._said
+        self._in_place.enter_context(signals.ending(self._ended_by))
+        counters = collectives.Counters()
+        self._hooks.phases(said.models)
+        self._hooks.pipeline()
+        if settings.memory:
+            self._hooks.memory(said.models, said.optimizers)
+            if torch.cuda.is_available():
+                self._in_place.callback(private.mark_allocations, private.mark_allocations(""))
+                self._in_place.enter_context(private.cuda_history(str(self._path(".memory_snapshot.pickle"))))
+        if settings.saved_tensors:
+            self._in_place.enter_context(self._hooks.saved_tensors())
+        if settings.labels == "dispatch":
+            self._in_place.enter_context(collectives.LabelCollectives(counters, self._guard.fail))
+        elif settings.labels == "flight_recorder":
+            self._in_place.callback(collectives.label_point_to_point(counters, self._guard.fail))
+
+    def _begin(self) -> None:
+        self._profiling.begin()
+        self.owners.begin()
+        if self._settings.memory:
+            self._hooks.standing(self._said.models, self._said.optimizers)
+
+    def _give_way(self, why: str) -> None:
+        self._guard.give_up(why)
+        self.end()
+
+    def _ended_by(self, signal: str) -> None:
+        if self._closed:
+            return
+        self.notes.append(f"the job was ended by {signal}: what was recorded by then is here")
+        self.end()
+
+    # What is written -------------------------------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        trace = self._path(".pt.trace.json.gz")
+        self._profiling.write(trace)
+        self.files.append(trace)
+        first = self._settings.wait + self._settings.warmup
+        steps = list(range(first, min(self.step, first + self._settings.active)))
+        notes = [*self.notes, *([f"recording stopped early: {self._guard.failed}"] if self._guard.failed else [])]
+        if self.owners.left_out:
+            notes.append(f"{self.owners.left_out} registrations of memory were left out")
+        calls = self._calls(self._place.groups)
+        path = self._path(SUFFIX)
+        write_atomically(path, [encode(describe.manifest(self._said, self._place, steps, self.owners.columns(), calls, notes))])
+        self.files.append(path)
+
+    def _calls(self, groups: Sequence[Group]) -> Calls:
+        if self._settings.labels != "flight_recorder":
+            return Calls(source=self._settings.labels)
+        return collectives.flight_recorder_calls(groups, self._profiling.start_ns, self._profiling.end_ns)
+
+    def _path(self, suffix: str) -> Path:
+        return self._directory / f"rank_{self._place.rank:05d}{suffix}"
