@@ -16,6 +16,7 @@ from tracekit.job.activity import Window
 from tracekit.job.join import join
 from tracekit.job.model import Job
 from tracekit.job.window import Reducers, Task, read_window
+from tracekit.readers.archives import as_folders
 from tracekit.readers.sources import Source, find_sources
 from tracekit.trace.events import Coverage
 
@@ -48,10 +49,19 @@ def load_job(paths: Sequence[str], options: LoadOptions, reducers: Reducers | No
 
     ``progress`` gets (bytes read, bytes in all) from any thread. Raises InputError when nothing at all could be read.
     """
+    with as_folders(paths) as (folders, archives):
+        job = _load(folders, options, reducers or {}, progress)
+    for entry in job.coverage:  # files are called by where the user has them
+        for folder, archive in archives.items():
+            entry.file = entry.file.replace(folder, archive)
+    return job
+
+
+def _load(paths: Sequence[str], options: LoadOptions, reducers: Reducers, progress: Progress | None) -> Job:
     found = find_sources(paths)
     windows: list[Window] = []
     coverage: list[Coverage] = list(found.skipped)
-    for result in _read_all(found.sources, options, reducers or {}, progress):
+    for result in _read_all(found.sources, options, reducers, progress):
         if isinstance(result, Window):
             windows.append(result)
         else:
