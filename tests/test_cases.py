@@ -11,6 +11,7 @@ from tests.real import CASES
 from tracekit import analyses
 from tracekit.job.load import LoadOptions, load_job
 from tracekit.job.model import Job
+from tracekit.notes import sentences
 from tracekit.report.document import document
 
 pytestmark = pytest.mark.skipif(not CASES.is_dir(), reason="no folder of cases beside the project")
@@ -26,7 +27,7 @@ class Case:
         paths = [str(p) for p in sorted(self.folder.iterdir()) if p.name != "expected.json"]
         self.job: Job = load_job(paths, LoadOptions(), analyses.reducers())
         self.json = document(self.job, analyses.run(self.job))
-        self.said = " ".join([*self.job.notes, *(f"{c.file}: {p}" for c in self.job.coverage for p in c.problems)])
+        self.said = " ".join([*sentences(self.job.notes), *(f"{c.file}: {p}" for c in self.job.coverage for p in c.problems)])
 
     def operations(self, **where):
         frame = self.job.operations

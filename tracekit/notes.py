@@ -10,17 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from tracekit.sentences import SENTENCES
 from tracekit.units import listed, shortened
 
 #: A figure, a name of the trace, or several of them; what can be kept in a cache and compared.
 Value = str | int | float | bool | None | tuple["Value", ...]
-
-#: The sentence of every code, without a capital and a full stop, as it may follow a file's name. ``{count}`` and names of the detail stand
-#: in braces as in ``str.format``. A whole number takes ``{count:rank|ranks}`` (a figure and its noun) and ``{count:?is|are}`` (a word
-#: alone); several values take how many of them are listed: ``{ranks:12}``.
-SENTENCES: dict[str, str] = {
-    "text": "{text}",  # what an error says already
-}
 
 
 @dataclass(frozen=True)
@@ -41,6 +35,11 @@ def note(code: str, count: int = 1, **detail: Value) -> Note:
     return Note(code, int(count), tuple(detail.items()))
 
 
+def text_note(text: str) -> Note:
+    """A note of what was put into words already, as an error's message is."""
+    return note("text", text=text)
+
+
 def restored(plain: Iterable[Any]) -> Note:
     """A note as it came back from JSON, where tuples are lists: (code, count, detail)."""
     code, count, detail = plain
@@ -50,7 +49,13 @@ def restored(plain: Iterable[Any]) -> Note:
 def sentence(found: Note) -> str:
     """The note for a reader. KeyError for a code without a sentence."""
     values: dict[str, Any] = {"count": found.count, **dict(found.detail)}
-    return SENTENCES[found.code].format_map({name: _Shown(value) for name, value in values.items()})
+    template = SENTENCES[found.code]
+    return template.format_map({name: _Shown(value) for name, value in values.items()}) if isinstance(template, str) else template(values)
+
+
+def sentences(found: Iterable[Note]) -> list[str]:
+    """The notes for a reader, one sentence each."""
+    return [sentence(one) for one in found]
 
 
 def _frozen(value: Any) -> Value:

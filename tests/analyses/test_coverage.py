@@ -5,10 +5,11 @@ from dataclasses import replace
 from tests.analyses.made import Trace, job_of
 from tracekit.analyses import coverage
 from tracekit.job.model import Job
+from tracekit.notes import Note, note, text_note
 from tracekit.trace.events import Coverage
 
 
-def job(*files: Coverage, notes: tuple[str, ...] = (), missing: tuple[int, ...] = ()) -> Job:
+def job(*files: Coverage, notes: tuple[Note, ...] = (), missing: tuple[int, ...] = ()) -> Job:
     trace = Trace(0, 1)
     trace.step(1, 0, 100)
     trace.kernel("gemm", 10, 20, launch=5)
@@ -22,9 +23,9 @@ def texts(of: Job) -> list[str]:
 def test_missing_ranks_and_unreadable_files_are_warnings_that_name_them() -> None:
     found = coverage.analyze(
         job(
-            Coverage("a/rank1.json", 1, "truncated", 11, problems=["the file ends in the middle of an event"]),
+            Coverage("a/rank1.json", 1, "truncated", 11, notes=[text_note("the file ends in the middle of an event")]),
             Coverage("a/rank2.json.gz", 2, "truncated"),
-            Coverage("a/notes.json", None, "skipped", problems=["no traceEvents"]),
+            Coverage("a/notes.json", None, "skipped", notes=[text_note("no traceEvents")]),
             missing=(3, 5),
         )
     ).findings()
@@ -38,8 +39,8 @@ def test_missing_ranks_and_unreadable_files_are_warnings_that_name_them() -> Non
 def test_problems_that_differ_only_in_numbers_are_one_finding() -> None:
     found = coverage.analyze(
         job(
-            Coverage("rank0.json", 0, problems=["7 of 90 kernels have no launch"]),
-            Coverage("rank1.json", 1, problems=["9 of 91 kernels have no launch", "pg_count says 3"]),
+            Coverage("rank0.json", 0, notes=[text_note("7 of 90 kernels have no launch")]),
+            Coverage("rank1.json", 1, notes=[text_note("9 of 91 kernels have no launch"), text_note("pg_count says 3")]),
         )
     ).findings()
     assert [f.text for f in found] == ["7 of 90 kernels have no launch (and alike in 1 more file).", "pg_count says 3."]
@@ -47,7 +48,8 @@ def test_problems_that_differ_only_in_numbers_are_one_finding() -> None:
 
 
 def test_notes_of_the_job_are_sentences_and_missing_ranks_are_said_once() -> None:
-    assert texts(job(notes=("the world size is not recorded", "1 of 8 ranks were read; missing: 1"))) == ["The world size is not recorded."]
+    notes = (note("world_size_not_recorded"), note("ranks_missing", 7, read=1, of="8", missing=(1,)))
+    assert texts(job(notes=notes)) == ["The world size is not recorded: missing ranks cannot be told."]
 
 
 def test_what_is_known_of_the_communication_is_counted_by_axis_and_kind() -> None:

@@ -7,6 +7,7 @@ import pytest
 from tests.report.example import HOSTILE, Given, breakdown, job, with_means
 from tracekit.cli.summary import by_axis, print_summary, problems, step_rows
 from tracekit.findings import Finding, Result, Section, Table
+from tracekit.notes import text_note
 from tracekit.report.document import document
 from tracekit.trace.events import Coverage
 
@@ -81,17 +82,17 @@ def test_a_part_that_was_not_measured_is_a_dash() -> None:
 
 
 COVERAGE = [
-    Coverage("runs/a/rank0.json", 0, "repaired", 10, 0, ["2 events were repaired"]),
-    Coverage("runs/a/rank1.json", 1, "repaired", 10, 0, ["2 events were repaired"]),
-    Coverage("runs/a/rank2.json", 2, "truncated", 10, 0, ["the file ends in the middle"]),
-    Coverage("runs/a/notes.json", None, "skipped", 0, 0, ["no traceEvents"]),
+    Coverage("runs/a/rank0.json", 0, "repaired", 10, 0, [text_note("2 events were repaired")]),
+    Coverage("runs/a/rank1.json", 1, "repaired", 10, 0, [text_note("2 events were repaired")]),
+    Coverage("runs/a/rank2.json", 2, "truncated", 10, 0, [text_note("the file ends in the middle")]),
+    Coverage("runs/a/notes.json", None, "skipped", 0, 0, [text_note("no traceEvents")]),
     Coverage("runs/a/copy.json", 0, "duplicate"),
     Coverage("runs/a/rank3.json", 3, "complete", 10, 0, []),
 ]
 
 
 def test_problems_are_a_line_a_file_and_shared_ones_one_line() -> None:
-    found = problems(document(job(coverage=COVERAGE, notes=["3 of 4 ranks are readable"]), {}))
+    found = problems(document(job(coverage=COVERAGE, notes=[text_note("3 of 4 ranks are readable")]), {}))
     assert found == [
         ("", "3 of 4 ranks are readable"),
         ("rank2.json", "truncated: the file ends in the middle"),
@@ -102,7 +103,7 @@ def test_problems_are_a_line_a_file_and_shared_ones_one_line() -> None:
 
 
 def test_of_many_problems_ten_are_printed() -> None:
-    coverage = [Coverage(f"x/{i}.json", None, "skipped", problems=[f"problem {i}"]) for i in range(30)]
+    coverage = [Coverage(f"x/{i}.json", None, "skipped", notes=[text_note(f"problem {i}")]) for i in range(30)]
     found = lines(summary(coverage=coverage))
     assert len([line for line in found if line.startswith("! ")]) == 10
     assert "... and 20 more, see the report" in found
@@ -138,7 +139,9 @@ def test_equal_advice_is_given_once() -> None:
 def test_a_name_is_printed_as_it_is_written_and_controls_nothing(name: str) -> None:
     frame = pd.DataFrame({"name": pd.Series([name], dtype=object)})
     result = Given([Finding(name, "critical", name, advice=name)], [Section(name, "", [Table(name, frame, {"name": name}, preview=1)])])
-    text = summary(result, report=name, device=name, notes=[name], coverage=[Coverage(name, 0, "skipped", problems=[name])])
+    text = summary(
+        result, report=name, device=name, notes=[text_note(name)], coverage=[Coverage(name, 0, "skipped", notes=[text_note(name)])]
+    )
     assert not [c for c in text if c != "\n" and (c < " " or c in "\x7f\x9b\u2028\u2029\u202e" or "\ud800" <= c <= "\udfff")]
     shown = name.replace("\x1b", "␛").replace("\x07", "␇").replace("\u202e", "[U+202E]").replace("\ud83d", "\ufffd")
     shown = shown.replace("\u2028", "[U+2028]").replace("\u2029", "[U+2029]")

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.collectives.made import groups, operation, table
 from tracekit.collectives.matching import Matched, match
 from tracekit.mesh.process_groups import ProcessGroups
+from tracekit.notes import sentences
 from tracekit.units import NULL
 
 PAIR = groups((0, 1))
@@ -48,8 +49,8 @@ def test_shifted_windows_match_what_both_saw_and_name_the_rest() -> None:
     )
     assert seqs(frame, matched) == {101: [0, 1], 102: [0, 1]}
     assert matched.by == ["seq", "seq"]
-    assert [note for note in matched.notes if "100 of rank 0" in note]
-    assert [note for note in matched.notes if "103 of rank 1" in note]
+    assert [note for note in sentences(matched.notes) if "100 of rank 0" in note]
+    assert [note for note in sentences(matched.notes) if "103 of rank 1" in note]
 
 
 def test_one_name_with_other_members_is_another_group() -> None:
@@ -67,7 +68,7 @@ def test_a_call_that_ran_as_two_kernels_is_matched_one_by_one() -> None:
         operation(1, "all_gather", 21, 31, seq=8),
     )
     assert partition(frame, matched) == [[(0, 0), (1, 1_000)], [(0, 20_000), (1, 21_000)]]
-    assert "n-th with n-th" in matched.notes[0]
+    assert "n-th with n-th" in sentences(matched.notes)[0]
 
 
 def test_a_call_whose_kernels_differ_in_number_is_not_guessed_at() -> None:
@@ -77,7 +78,7 @@ def test_a_call_whose_kernels_differ_in_number_is_not_guessed_at() -> None:
         operation(1, "all_gather", 21, 31, seq=8),
     )
     assert matched.match.tolist() == [-1, -1, -1]
-    assert "not equally often" in matched.notes[0]
+    assert "not equally often" in sentences(matched.notes)[0]
 
 
 def test_ranks_out_of_step_are_named_and_not_matched() -> None:
@@ -88,7 +89,7 @@ def test_ranks_out_of_step_are_named_and_not_matched() -> None:
         operation(1, "all_reduce", 20, 30, seq=6),
     )
     assert matched.match.tolist() == [-1, -1, 0, 0]
-    assert matched.notes == [
+    assert sentences(matched.notes) == [
         "group 0 seq 5: the ranks call different collectives (rank 0 all_reduce, rank 1 all_gather): they are out of step"
     ]
 
@@ -110,7 +111,7 @@ def test_sizes_may_differ_between_ranks() -> None:
 def test_members_whose_traces_are_missing_leave_an_incomplete_match() -> None:
     frame, matched = run(*[operation(rank, "barrier", 0, 10, seq=1) for rank in (0, 2, 3)], of=WORLD)
     assert seqs(frame, matched) == {1: [0, 2, 3]}
-    assert matched.notes == []
+    assert sentences(matched.notes) == []
 
 
 def test_one_rank_alone_has_no_match() -> None:
@@ -122,7 +123,7 @@ def test_one_rank_alone_has_no_match() -> None:
 def test_no_operations() -> None:
     empty = table(operation(0, "barrier", 0, 1)).iloc[:0]
     matched = match(empty, PAIR)
-    assert (matched.match.tolist(), matched.by, matched.notes) == ([], [], [])
+    assert (matched.match.tolist(), matched.by, sentences(matched.notes)) == ([], [], [])
 
 
 # ---- point to point -------------------------------------------------------------------------------------------------
@@ -185,24 +186,24 @@ def test_transfers_of_another_step_never_meet() -> None:
 def test_unequal_counts_on_an_edge_are_left_alone() -> None:
     _, matched = run(edge(0, "send", 0, 10), edge(0, "send", 20, 30), edge(1, "recv", 20, 30))
     assert matched.match.tolist() == [-1, -1, -1]
-    assert "do not show equally many" in matched.notes[0]
+    assert "do not show equally many" in sentences(matched.notes)[0]
 
 
 def test_a_peer_that_is_not_recorded_is_said() -> None:
     _, matched = run(edge(0, "send", 0, 10, destination=NULL), edge(1, "recv", 0, 10))
     assert matched.match.tolist() == [-1, -1]
-    assert any("rank of the peer is not recorded" in note for note in matched.notes)
+    assert any("rank of the peer is not recorded" in note for note in sentences(matched.notes))
 
 
 def test_a_peer_without_a_trace_costs_no_note() -> None:
     _, matched = run(edge(0, "send", 0, 10, destination=5), of=groups((0, 5)))
-    assert (matched.match.tolist(), matched.notes) == ([-1], [])
+    assert (matched.match.tolist(), sentences(matched.notes)) == ([-1], [])
 
 
 def test_a_receive_that_ends_before_its_send_begins_is_no_pair() -> None:
     _, matched = run(edge(0, "send", 9000, 9010), edge(1, "recv", 0, 10))
     assert matched.match.tolist() == [-1, -1]
-    assert "contradict the clocks" in matched.notes[0]
+    assert "contradict the clocks" in sentences(matched.notes)[0]
 
 
 def test_a_buffered_send_may_end_before_its_receive_begins() -> None:
@@ -231,7 +232,7 @@ def test_a_member_that_recorded_the_step_but_shows_fewer_spoils_it() -> None:
     odd = operation(3, "broadcast", 0, 10, seq=4)  # rank 3 was there, without an all_reduce
     _, matched = run(*rows, odd, of=WORLD)
     assert matched.match.tolist() == [-1, -1, -1, -1]
-    assert any("do not show equally many" in note for note in matched.notes)
+    assert any("do not show equally many" in note for note in sentences(matched.notes))
 
 
 def test_the_order_is_that_of_the_calls_and_steps_are_those_of_the_calls() -> None:
@@ -290,7 +291,7 @@ def test_a_rank_with_another_sequence_is_left_out_and_counted() -> None:
     rows = [*replay(0, 0, ("all_reduce", "all_gather")), *replay(1, 0, ("all_reduce", "all_gather")), *replay(2, 0, ("all_gather",))]
     frame, matched = run(*rows, of=groups())
     assert partition(frame, matched, "kind") == [[(0, "all_gather"), (1, "all_gather")], [(0, "all_reduce"), (1, "all_reduce")]]
-    assert matched.notes[0].startswith("1 operations whose process group is not recorded are not matched")
+    assert sentences(matched.notes)[0].startswith("1 operations whose process group is not recorded are not matched")
 
 
 def test_replayed_graphs_are_compared_stream_by_stream() -> None:
@@ -327,7 +328,7 @@ def test_sampled_events_are_not_matched_by_order() -> None:
     rows = [operation(rank, "all_reduce", start, start + 50, group=-1) for rank in starts for start in starts[rank]]
     _, matched = run(*rows, of=groups())
     assert matched.match.tolist() == [-1] * 8
-    assert "4 of 4 matches by order contradict the clocks" in matched.notes[0]
+    assert "4 of 4 matches by order contradict the clocks" in sentences(matched.notes)[0]
 
 
 def test_a_single_contradiction_is_taken_back_alone() -> None:
@@ -336,7 +337,7 @@ def test_a_single_contradiction_is_taken_back_alone() -> None:
     rows[3] |= {"start_ns": rows[3]["start_ns"] + 5_000_000, "end_ns": rows[3]["end_ns"] + 5_000_000}
     frame, matched = run(*rows)
     assert len(partition(frame, matched)) == 19
-    assert "1 of 20 matches by order contradict the clocks (by up to 5.0 ms), so these are taken back" in matched.notes[0]
+    assert "1 of 20 matches by order contradict the clocks (by up to 5.0 ms), so these are taken back" in sentences(matched.notes)[0]
 
 
 def test_clocks_of_two_hosts_may_be_far_apart() -> None:

@@ -6,6 +6,7 @@ from tests.builder import Trace, group
 from tracekit.errors import InputError, UsageError
 from tracekit.executors.local import LocalExecutor
 from tracekit.job.load import LoadOptions, load_job
+from tracekit.notes import sentences
 from tracekit.units import NULL
 
 
@@ -47,7 +48,7 @@ def test_a_missing_rank_is_said_and_nothing_is_renumbered(tmp_path):
     write(tmp_path, 0, world=4)
     job = load(tmp_path)
     assert (job.ranks, job.missing_ranks) == ([0, 2], [1, 3])
-    assert any("2 of 4 ranks" in note for note in job.notes)
+    assert any("2 of 4 ranks" in note for note in sentences(job.notes))
     assert not job.matches["complete"].any()
 
 
@@ -79,7 +80,7 @@ def test_another_host_is_aligned_before_waits_are_measured(tmp_path):
     job = load(tmp_path)
     assert [round(o / 1000) for o in job.clock.offset_ns.values()] == [0, 0, 812, 812]
     assert job.matches["last_rank"].tolist() == [3, 3, 3]
-    assert any("clock" in n and "812" in n for n in job.notes)
+    assert any("clock" in n and "812" in n for n in sentences(job.notes))
 
 
 def test_several_windows_of_one_rank(tmp_path):
@@ -139,7 +140,7 @@ def test_without_group_and_seq_order_inside_a_step(tmp_path):
     assert job.matches["matched_by"].tolist() == ["order", "order"]
     assert job.operations["wait_ns"].tolist() == [20_000, 20_000, 0, 0]
     assert (job.operations["full_bytes"] == NULL).all()
-    assert any("process group is not recorded" in n for n in job.notes)
+    assert any("process group is not recorded" in n for n in sentences(job.notes))
 
 
 def test_chosen_ranks_and_steps(tmp_path):
@@ -233,7 +234,7 @@ def test_ranks_left_out_by_request_are_not_missing(tmp_path):
     assert load(tmp_path, ranks=frozenset({0, 1})).missing_ranks == []
     job = load(tmp_path, ranks=frozenset({0, 3}))
     assert job.missing_ranks == [3]
-    assert any("1 of the 2 chosen ranks" in n for n in job.notes)
+    assert any("1 of the 2 chosen ranks" in n for n in sentences(job.notes))
 
 
 def test_ranks_without_a_common_step_are_named(tmp_path):
@@ -241,4 +242,4 @@ def test_ranks_without_a_common_step_are_named(tmp_path):
     write(tmp_path, 1, step=30)
     job = load(tmp_path)
     assert job.steps == []
-    assert any("no step was recorded by every rank (rank 0: 3; rank 1: 30)" in n for n in job.notes)
+    assert any("no step was recorded by every rank (rank 0: 3; rank 1: 30)" in n for n in sentences(job.notes))

@@ -13,6 +13,7 @@ from tests.mesh.made import along, device_mesh, seen_by
 from tracekit.errors import UsageError
 from tracekit.mesh.mesh import Axis, Mesh, coordinate, groups_of_axis, infer_mesh, parse_mesh, rank_of
 from tracekit.mesh.process_groups import LocalGroup, ProcessGroups, unite
+from tracekit.notes import sentences
 
 PP2_DP4_TP2 = (Axis("pp", 2), Axis("dp_shard", 4), Axis("tp", 2))
 
@@ -23,7 +24,7 @@ def inferred(
     """(mesh, axis by members, notes) from the groups that these ranks are in."""
     united, _ = unite(seen_by(groups, ranks), world)
     mesh, axes, notes = infer_mesh(united, world, ranks, parse_mesh(user) if user else None)
-    return mesh, {str(list(g.ranks or g.known)): axis for g, axis in zip(united.groups, axes, strict=True)}, notes
+    return mesh, {str(list(g.ranks or g.known)): axis for g, axis in zip(united.groups, axes, strict=True)}, sentences(notes)
 
 
 @st.composite
@@ -192,6 +193,7 @@ def test_megatrons_groups_by_their_descriptions() -> None:
     ]
     united, _ = unite([(0, groups)], 16)
     mesh, axes, notes = infer_mesh(united, 16, [0], None)
+    notes = sentences(notes)
     assert [(a.name, a.size) for a in mesh.axes] == [("pp", 2), ("dp", 2), ("cp", 2), ("tp", 2)]
     assert dict(zip([g.description for g in united.groups], axes, strict=True)) == {
         "TENSOR_MODEL_PARALLEL_GROUP": "tp",

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.builder import Trace
 from tests.oracle import tables_from_document
+from tracekit.notes import note
 from tracekit.readers import cache
 from tracekit.readers.cache import ArrowStrings, load, store
 from tracekit.readers.cache_folder import clear, default_directory, distrust, prune, usage
@@ -32,7 +33,7 @@ def example() -> RankTables:
     trace.add(None, "[memory]", 5, **{"Bytes": 64, "Addr": 2**63 - 1, "Total Allocated": 64})
     trace.add("user_annotation", "odd", 5, 1, tid="stream <b>", pid="Spans")
     tables = tables_from_document(trace.document())
-    tables.coverage.note("a comma too many", "repaired")
+    tables.coverage.note(note("seq_not_everywhere", 2, group="0", seq=(1, 2), rank=3), "repaired")
     tables.coverage.file = SOURCE.url
     return tables
 

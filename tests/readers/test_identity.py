@@ -10,6 +10,7 @@ import pytest
 from tests.builder import Trace, group
 from tests.oracle import tables as read
 from tests.oracle import tables_from_document
+from tracekit.notes import sentences
 from tracekit.readers.evidence import rank_of_name
 from tracekit.readers.identity import Identity, identify, resolve
 from tracekit.trace.events import Coverage
@@ -93,7 +94,7 @@ def test_distributed_info_comes_first() -> None:
     assert (found.rank, found.source, found.world_size, found.backend) == (3, "distributedInfo", 8, "nccl")
     assert found.claims == {"distributedInfo": 3, "file name": 5}
     assert (found.host, found.process, found.device_name) == ("node7", "node7:103", "NVIDIA H100 80GB HBM3")
-    assert found.problems == []
+    assert found.notes == []
 
 
 def test_a_rank_that_is_inferred_is_reported_with_its_evidence() -> None:
@@ -102,8 +103,8 @@ def test_a_rank_that_is_inferred_is_reported_with_its_evidence() -> None:
     by_records, by_name = identity(trace), identity(trace, "rank2.json")
     assert (by_records.rank, by_records.source, by_records.world_size) == (2, "record_param_comms", 4)
     assert (by_name.rank, by_name.source) == (2, "file name")
-    assert "there is no distributedInfo; rank 2 was inferred from record_param_comms" in by_records.problems[0]
-    assert "there is no distributedInfo; rank 2 was inferred from the file's name" in by_name.problems[0]
+    assert "there is no distributedInfo; rank 2 was inferred from record_param_comms" in sentences(by_records.notes)[0]
+    assert "there is no distributedInfo; rank 2 was inferred from the file's name" in sentences(by_name.notes)[0]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +144,7 @@ def test_two_distributed_infos_are_decided_by_name_and_records() -> None:
     found = identify(tables_from_document(document), "rank1.json")
     assert (found.rank, found.source) == (1, "distributedInfo 2")
     assert found.claims == {"distributedInfo": 0, "distributedInfo 2": 1, "file name": 1}
-    assert "rank 1 is used because the file's name" in found.problems[0]
+    assert "rank 1 is used because the file's name" in sentences(found.notes)[0]
     assert identify(tables_from_document(document), "x.json").rank == 0
 
 
@@ -152,7 +153,7 @@ def test_a_rank_that_is_none_is_not_used(rank: object) -> None:
     trace = Trace(rank=None, distributedInfo={"rank": rank, "world_size": rank})
     found = identity(trace, "rank2.json")
     assert (found.rank, found.source, found.world_size) == (2, "file name", None)
-    assert "distributedInfo has no usable rank" in found.problems[0]
+    assert "distributedInfo has no usable rank" in sentences(found.notes)[0]
 
 
 def test_numbers_written_otherwise_are_read() -> None:
@@ -162,7 +163,7 @@ def test_numbers_written_otherwise_are_read() -> None:
 
 def test_a_rank_beyond_the_world_is_not_used() -> None:
     found = identity(Trace(rank=9, world_size=8))
-    assert (found.rank, found.problems[0]) == (None, "distributedInfo says rank 9 of 8, which cannot be; that rank is not used")
+    assert (found.rank, sentences(found.notes)[0]) == (None, "distributedInfo says rank 9 of 8, which cannot be; that rank is not used")
 
 
 def test_only_a_rank_in_distributed_info() -> None:
@@ -223,9 +224,15 @@ def claimant(
     return Coverage(file, events=events), Identity(first[1], first[0], told, None, "", "", host, process), span
 
 
+def resolved(files):
+    """(ranks, sentences on each file, sentences on the job)."""
+    ranks, of_file, of_job = resolve(files)
+    return ranks, [sentences(notes) for notes in of_file], sentences(of_job)
+
+
 def test_files_that_agree_keep_their_ranks() -> None:
     files = [claimant("b.json", info=1), claimant("a.json", info=0), claimant("c.json", info=5)]
-    ranks, problems, notes = resolve(files)
+    ranks, problems, notes = resolved(files)
     assert (ranks, problems, notes) == ([1, 0, 5], [[], [], []], [])
     assert [coverage.rank for coverage, _, _ in files] == [1, 0, 5]
 
@@ -237,7 +244,7 @@ def test_local_ranks_are_replaced_by_the_ranks_of_the_collectives() -> None:
         claimant("node1_local0.json", info=0, records=2, process=":903"),
         claimant("node1_local1.json", info=1, records=3, process=":904"),
     ]
-    ranks, problems, notes = resolve(files)
+    ranks, problems, notes = resolved(files)
     assert ranks == [0, 1, 2, 3]
     assert problems[2] == [
         "distributedInfo gives 'node0_local0.json' and 'node1_local0.json' the same rank 0; rank 2 of this file was taken from "
@@ -248,14 +255,14 @@ def test_local_ranks_are_replaced_by_the_ranks_of_the_collectives() -> None:
 
 
 def test_collectives_win_over_distributed_info_even_without_a_conflict() -> None:
-    ranks, problems, _ = resolve([claimant("node1_local0.json", info=0, records=2), claimant("node1_local1.json", info=1, records=3)])
+    ranks, problems, _ = resolved([claimant("node1_local0.json", info=0, records=2), claimant("node1_local1.json", info=1, records=3)])
     assert ranks == [2, 3]
     assert problems[0][0].startswith("distributedInfo says rank 0; rank 2 of this file was taken from record_param_comms")
 
 
 def test_names_decide_where_the_collectives_say_nothing() -> None:
     files = [claimant(f"rank{i}.json", info=0, name=i, process=f":{i}") for i in range(3)]
-    ranks, problems, _ = resolve(files)
+    ranks, problems, _ = resolved(files)
     assert ranks == [0, 1, 2]
     assert "'rank0.json' and 'rank1.json' the same rank 0" in problems[1][0]
     assert "the file's name" in problems[1][0]
@@ -268,7 +275,7 @@ def test_names_decide_between_two_files_although_others_have_none() -> None:
 
 def test_without_better_evidence_the_first_stays_and_the_other_is_named() -> None:
     files = [claimant("a.json", info=0, process=":1"), claimant("b\n<b>.json", info=0, process=":2"), claimant("c.json", info=1)]
-    ranks, problems, _ = resolve(files)
+    ranks, problems, _ = resolved(files)
     assert ranks == [0, None, 1]
     assert files[1][0].status == "duplicate"
     assert files[1][0].rank == 0
@@ -286,7 +293,7 @@ def test_the_whole_file_stays_rather_than_the_one_that_was_cut_off() -> None:
 
 def test_a_copy_of_a_file_is_not_counted_twice() -> None:
     files = [claimant("rank0.json", info=0, name=0, process=":1"), claimant("rank0_copy.json.gz", info=0, name=0, process=":1")]
-    ranks, problems, _ = resolve(files)
+    ranks, problems, _ = resolved(files)
     assert ranks == [0, None]
     assert "same rank 0, process and time as 'rank0.json'" in problems[1][0]
 
@@ -298,7 +305,7 @@ def test_windows_of_a_rank_share_it() -> None:
     ]
     files += [claimant("restarted.json", info=0, process="h:2", host="h", span=(900, 999))]
     files += [claimant("empty.json", info=0, span=None)]
-    ranks, problems, notes = resolve(files)
+    ranks, problems, notes = resolved(files)
     assert ranks == [0] * 6
     assert problems == [[]] * 6
     assert notes == []
@@ -311,14 +318,14 @@ def test_one_rank_on_two_hosts_is_a_conflict_at_any_time() -> None:
 
 def test_a_window_of_a_known_process_needs_no_rank_of_its_own() -> None:
     files = [claimant("a.json", info=3, process="h:7", host="h"), claimant("b.json", process="h:7", host="h", span=(500, 600))]
-    ranks, problems, _ = resolve(files)
+    ranks, problems, _ = resolved(files)
     assert ranks == [3, 3]
     assert "another window of the same process 'h:7'" in problems[1][0]
 
 
 def test_a_file_without_a_rank_is_asked_for_one() -> None:
     files = [claimant("a.json", info=0), claimant("b.json"), claimant("c.json")]
-    ranks, problems, _ = resolve(files)
+    ranks, problems, _ = resolved(files)
     assert ranks == [0, None, None]
     for index in (1, 2):
         assert "rank3.json" in problems[index][0]
@@ -329,7 +336,7 @@ def test_the_only_process_of_a_job_is_rank_0_with_a_note() -> None:
     one = [claimant("a.json")]
     assert resolve(one)[0] == [0]
     assert one[0][0].rank is None
-    assert "taken for rank 0 of a job of one process" in resolve(one)[2][0]
+    assert "taken for rank 0 of a job of one process" in resolved(one)[2][0]
     windows = [claimant("a.json", process=":5"), claimant("b.json", process=":5", span=(500, 600))]
     assert resolve(windows)[0] == [0, 0]
     assert resolve([claimant("a.json", process=":5"), claimant("b.json", process=":6", span=(500, 600))])[0] == [None, None]
@@ -352,7 +359,7 @@ def ranks_of(folder: Path, files: Iterable[str]) -> tuple[dict[str, int | None],
     for name in files:
         tables = read((folder / name).read_text())
         claimants.append((Coverage(name, events=len(tables)), identify(tables, name), span(tables)))
-    ranks, problems, notes = resolve(claimants)
+    ranks, problems, notes = resolved(claimants)
     said = [f"{coverage.file}: {text}" for (coverage, _, _), texts in zip(claimants, problems, strict=True) for text in texts]
     return {coverage.file: rank for (coverage, _, _), rank in zip(claimants, ranks, strict=True)}, said + notes
 

@@ -8,6 +8,7 @@ import pytest
 from tests.report.example import HOSTILE, Given, breakdown, job, with_means
 from tracekit.findings import Finding, Heatmap, Section, StackedBars, Table, Timeline
 from tracekit.mesh.mesh import Axis, Mesh
+from tracekit.notes import text_note
 from tracekit.report import html, pages
 from tracekit.report.document import document
 from tracekit.report.text import encodable
@@ -73,9 +74,9 @@ def render(name: str, plotly_js: str = "plotly.min.js") -> str:
     given = job(
         device=name,
         backend=name,
-        notes=[name],
+        notes=[text_note(name)],
         mesh=Mesh([Axis(name, 2)], {}, "descriptions"),
-        coverage=[Coverage(f"runs/{encodable(name)}/rank0.json", 0, "repaired", 3, 0, [name])],
+        coverage=[Coverage(f"runs/{encodable(name)}/rank0.json", 0, "repaired", 3, 0, [text_note(name)])],
     )
     return html.render(results, document(given, results), plotly_js)
 
@@ -169,8 +170,11 @@ def test_a_table_that_is_cut_says_what_was_left_out() -> None:
 
 def test_coverage_says_what_was_read_and_what_was_not() -> None:
     given = job(
-        coverage=[Coverage("runs/a/rank0.json", 0, events=40), Coverage("runs/a/b.json", None, "skipped", problems=["no traceEvents"])],
-        notes=["1 of 2 ranks is readable"],
+        coverage=[
+            Coverage("runs/a/rank0.json", 0, events=40),
+            Coverage("runs/a/b.json", None, "skipped", notes=[text_note("no traceEvents")]),
+        ],
+        notes=[text_note("1 of 2 ranks is readable")],
     )
     page = Page(html.render({}, document(given, {}), "plotly.min.js"))
     files = next(block for block in page.data() if block["columns"][0]["title"] == "File")  # type: ignore[index]

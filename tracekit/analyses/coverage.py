@@ -21,6 +21,7 @@ from tracekit.analyses import _thresholds as thresholds
 from tracekit.analyses._common import UNKNOWN_AXIS
 from tracekit.findings import Finding, Section, Severity, Table
 from tracekit.job.model import Job
+from tracekit.notes import Note, sentence
 from tracekit.schema import table
 from tracekit.trace.events import Coverage
 from tracekit.units import NULL, listed, plural
@@ -53,7 +54,7 @@ class Known:
 
     known: pd.DataFrame
     files: list[Coverage]
-    notes: list[str]
+    notes: list[Note]
     missing: list[int]
     world_size: int | None
 
@@ -117,8 +118,8 @@ class Known:
         return [Finding("coverage.unmatched", severity, text, share, "share", "what is known of the communication", advice)]
 
     def _notes(self) -> list[Finding]:
-        notes = [note for note in self.notes if "missing:" not in note]  # said above
-        return [Finding("coverage.note", "info", _sentence(note), evidence="notes of the job") for note in notes]
+        notes = [found for found in self.notes if found.code != "ranks_missing"]  # said above
+        return [Finding("coverage.note", "info", _sentence(sentence(found)), evidence="notes of the job") for found in notes]
 
     def _problems(self) -> list[Finding]:
         """Problems of files, those that differ only in numbers together, most frequent first."""

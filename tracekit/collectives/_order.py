@@ -12,6 +12,7 @@ import numpy as np
 from tracekit.collectives._columns import Columns, distinct_of, extremes, nth_of, numbered
 from tracekit.collectives.kinds import BLOCKING
 from tracekit.mesh.process_groups import ProcessGroups
+from tracekit.notes import Note, note
 from tracekit.trace.events import BoolArray, Int64Array
 from tracekit.units import NS_PER_MS, NULL
 
@@ -21,7 +22,11 @@ IMPLAUSIBLE_NS = NS_PER_MS
 IMPLAUSIBLE_SHARE = 0.1
 
 
-def pairs(work: Columns, rows: Int64Array, notes: list[str]) -> Int64Array:
+Numbered = tuple[Int64Array, list[Note]]
+"""The number of the match of each row (-1: none), and what was not matched."""
+
+
+def pairs(work: Columns, rows: Int64Array) -> Numbered:
     """Sends with receives: n-th with n-th of (group, source, destination, step), where both sides show equally many."""
     known = (work.source[rows] != NULL) & (work.destination[rows] != NULL)
     sends = work.of_kind("send")[rows]
@@ -30,17 +35,16 @@ def pairs(work: Columns, rows: Int64Array, notes: list[str]) -> Int64Array:
     sent, received = np.bincount(edge, sends)[edge], np.bincount(edge, ~sends)[edge]
     usable = known & _comparable(work, rows)
     peer = np.where(sends, work.destination[rows], work.source[rows])
-    for lost, reason in (
-        (usable & (sent != received) & np.isin(peer, work.rank), "in their step the two ranks do not show equally many of them"),
-        (~known, "the rank of the peer is not recorded"),
-        (known & ~usable, "they are outside every step, and the ranks recorded different steps"),
-    ):
-        if lost.any():
-            notes.append(f"{int(lost.sum())} sends and receives are not matched: {reason}")
-    return np.where(usable & (sent == received), numbered(edge, nth), -1)
+    lost = {
+        "messages_uneven": usable & (sent != received) & np.isin(peer, work.rank),
+        "messages_without_peer": ~known,
+        "messages_outside_steps": known & ~usable,
+    }
+    notes = [note(code, chosen.sum()) for code, chosen in lost.items() if chosen.any()]
+    return np.where(usable & (sent == received), numbered(edge, nth), -1), notes
 
 
-def known_groups(work: Columns, rows: Int64Array, groups: ProcessGroups, notes: list[str]) -> Int64Array:
+def known_groups(work: Columns, rows: Int64Array, groups: ProcessGroups) -> Numbered:
     """n-th with n-th of (group, kind, step), where every member that recorded the step shows equally many."""
     cell_of_step = numbered(work.group[rows], work.step[rows])
     cell = numbered(cell_of_step, work.kind[rows])
@@ -51,12 +55,8 @@ def known_groups(work: Columns, rows: Int64Array, groups: ProcessGroups, notes: 
     agreed = (least == most)[cell] & (ranks[cell] == _members(work, rows, cell_of_step, groups)[cell_of_step]) & _comparable(work, rows)
     sizes = np.array([g.size for g in groups.groups], np.int64)[work.group[rows]]
     agreed &= ~work.of_kind("send_recv")[rows] | (sizes == 2)  # between more than two ranks nobody knows who sends to whom
-    if (~agreed).any():
-        notes.append(
-            f"{int((~agreed).sum())} operations without a sequence number are not matched: "
-            "the members of their group do not show equally many in the step"
-        )
-    return np.where(agreed, numbered(cell, nth), -1)
+    notes = [note("uneven_without_seq", (~agreed).sum())] if not agreed.all() else []
+    return np.where(agreed, numbered(cell, nth), -1), notes
 
 
 def _members(work: Columns, rows: Int64Array, cell_of_step: Int64Array, groups: ProcessGroups) -> Int64Array:
@@ -83,7 +83,7 @@ def _ranks_of_steps(work: Columns) -> dict[int, Int64Array]:
     return dict(zip(steps.tolist(), np.split(seen[:, 1], begin[1:]), strict=True))
 
 
-def unknown_groups(work: Columns, rows: Int64Array, notes: list[str]) -> Int64Array:
+def unknown_groups(work: Columns, rows: Int64Array) -> Numbered:
     """n-th with n-th among ranks that show the very same sequence of kinds in the step.
 
     The sequence is that of a whole rank where every call's time is known (the program's order); else that of each stream, for a device
@@ -99,13 +99,10 @@ def unknown_groups(work: Columns, rows: Int64Array, notes: list[str]) -> Int64Ar
     cell = numbered(work.step[rows], sequence, twin[actor])
     usable = _comparable(work, rows) & ~work.of_kind("send_recv")[rows]
     alone = distinct_of(cell, work.rank[rows])[cell] < 2 if len(rows) else usable
+    lost = alone | ~usable
     several = len(np.unique(work.rank)) > 1
-    if several and (alone | ~usable).any():
-        notes.append(
-            f"{int((alone | ~usable).sum())} operations whose process group is not recorded are not matched: "
-            "no other rank shows the same sequence of collectives in the step"
-        )
-    return np.where(usable & ~alone, numbered(cell, nth), -1)
+    notes = [note("unmatched_without_group", lost.sum())] if several and lost.any() else []
+    return np.where(usable & ~alone, numbered(cell, nth), -1), notes
 
 
 def _called_in_order(work: Columns, rows: Int64Array) -> BoolArray:
@@ -142,9 +139,9 @@ def _comparable(work: Columns, rows: Int64Array) -> BoolArray:
     return comparable
 
 
-def drop_implausible(key: Int64Array, by_order: BoolArray, work: Columns, hosts: Mapping[int, str], groups: ProcessGroups) -> list[str]:
+def drop_implausible(key: Int64Array, by_order: BoolArray, work: Columns, hosts: Mapping[int, str], groups: ProcessGroups) -> list[Note]:
     """Takes back (in ``key``) matches by order that the clocks contradict; returns a note for each group."""
-    notes: list[str] = []
+    notes: list[Note] = []
     rows = np.flatnonzero((key >= 0) & by_order & work.of_kind(*BLOCKING, "send", "recv"))
     if not len(rows):
         return notes
@@ -155,13 +152,11 @@ def drop_implausible(key: Int64Array, by_order: BoolArray, work: Columns, hosts:
     for number in np.unique(group[gap > IMPLAUSIBLE_NS]).tolist():
         of_group = group == number
         wrong = of_group & (gap > IMPLAUSIBLE_NS)
-        bad, whole = int(wrong.sum()), int(of_group.sum())
-        hopeless = bad > IMPLAUSIBLE_SHARE * whole
+        bad, matches = int(wrong.sum()), int(of_group.sum())
+        hopeless = bad > IMPLAUSIBLE_SHARE * matches
+        code = "order_not_believed" if hopeless else "matches_taken_back"
         name = f"group {groups[number].id}" if number >= 0 else "operations without a recorded group"
-        notes.append(
-            f"{name}: {bad} of {whole} matches by order contradict the clocks (by up to {gap[wrong].max() / NS_PER_MS:.1f} ms), "
-            + ("so none of its operations is matched by order" if hopeless else "so these are taken back")
-        )
+        notes.append(note(code, bad, group=name, matches=matches, ms=float(gap[wrong].max()) / NS_PER_MS))
         gone = rows[(of_group if hopeless else wrong)[match]]
         key[gone] = -1
         if hopeless:

@@ -23,8 +23,9 @@ from tracekit import schema
 from tracekit.collectives import _order
 from tracekit.collectives._columns import Columns, columns_of, distinct_of, extremes, nth_of, numbered
 from tracekit.mesh.process_groups import ProcessGroups
+from tracekit.notes import Note, note
 from tracekit.trace.events import Int32Array, Int64Array
-from tracekit.units import NULL, listed
+from tracekit.units import NULL
 from tracekit.vocabulary import KINDS
 
 #: No more than this many sentences of one sort.
@@ -37,7 +38,7 @@ class Matched:
 
     match: Int32Array
     by: list[str]
-    notes: list[str]
+    notes: list[Note]
 
 
 def match(operations: pd.DataFrame, groups: ProcessGroups, hosts: Mapping[int, str] | None = None) -> Matched:
@@ -50,7 +51,7 @@ def match(operations: pd.DataFrame, groups: ProcessGroups, hosts: Mapping[int, s
     if not len(operations):
         return Matched(np.empty(0, np.int32), [], [])
     work = columns_of(operations)
-    notes: list[str] = []
+    notes: list[Note] = []
     key = np.full(len(operations), -1, np.int64)
     by_order = np.ones(len(operations), np.bool_)
     p2p = work.of_kind("send", "recv")
@@ -59,14 +60,15 @@ def match(operations: pd.DataFrame, groups: ProcessGroups, hosts: Mapping[int, s
     rest = ~p2p & ~counted
     by_order[counted] = False
     for chosen, matcher in (
-        (counted, partial(_by_seq, work, groups=groups, notes=notes)),
-        (p2p, partial(_order.pairs, work, notes=notes)),
-        (rest & (work.group >= 0), partial(_order.known_groups, work, groups=groups, notes=notes)),
-        (rest & (work.group < 0), partial(_order.unknown_groups, work, notes=notes)),
+        (counted, partial(_by_seq, work, groups=groups)),
+        (p2p, partial(_order.pairs, work)),
+        (rest & (work.group >= 0), partial(_order.known_groups, work, groups=groups)),
+        (rest & (work.group < 0), partial(_order.unknown_groups, work)),
     ):
         rows = np.flatnonzero(chosen)
         if len(rows):
-            numbers: Int64Array = matcher(rows=rows)
+            numbers, unmatched = matcher(rows=rows)
+            notes += unmatched
             key[rows] = np.where(numbers >= 0, numbers + int(key.max()) + 1, -1)
     _drop_unmatched(key, work.rank)
     notes += _order.drop_implausible(key, by_order, work, hosts or {}, groups)
@@ -77,7 +79,7 @@ def match(operations: pd.DataFrame, groups: ProcessGroups, hosts: Mapping[int, s
     return Matched(result, by, list(dict.fromkeys(notes)))
 
 
-def _by_seq(work: Columns, rows: Int64Array, groups: ProcessGroups, notes: list[str]) -> Int64Array:
+def _by_seq(work: Columns, rows: Int64Array, groups: ProcessGroups) -> tuple[Int64Array, list[Note]]:
     """(group, seq). A number that one rank shows several times (a call that ran as several kernels): n-th with n-th."""
     pair = numbered(work.group[rows], work.seq[rows])
     actor = numbered(pair, work.rank[rows])
@@ -85,37 +87,31 @@ def _by_seq(work: Columns, rows: Int64Array, groups: ProcessGroups, notes: list[
     repeats = np.bincount(actor)[actor]
     least, most = extremes(pair, repeats)
     agreed = (least == most)[pair]
-    if (agreed & (repeats > 1)).any():
-        count = int((agreed & (repeats > 1)).sum())
-        notes.append(f"{count} operations share a sequence number with another of their rank: they are matched n-th with n-th")
-    if (~agreed).any():
-        notes.append(
-            f"{int((~agreed).sum())} operations share a sequence number with another of their rank, but not equally often on every rank: "
-            "they are not matched"
-        )
+    shared = {"seq_shared": agreed & (repeats > 1), "seq_shared_unevenly": ~agreed}
+    notes = [note(code, chosen.sum()) for code, chosen in shared.items() if chosen.any()]
     found = np.where(agreed, numbered(pair, nth), -1)
-    _split_kinds(work, rows, found, groups, notes)
-    _note_edges(work, rows, pair, groups, notes)
-    return found
+    notes += _split_kinds(work, rows, found, groups)
+    return found, notes + _edges(work, rows, pair, groups)
 
 
-def _split_kinds(work: Columns, rows: Int64Array, found: Int64Array, groups: ProcessGroups, notes: list[str]) -> None:
+def _split_kinds(work: Columns, rows: Int64Array, found: Int64Array, groups: ProcessGroups) -> list[Note]:
     """Ranks that call different collectives under one sequence number are out of step with each other: no match, but worth a note."""
     certain = work.certain[rows] & (found >= 0)
     least, most = extremes(found, work.kind[rows].astype(np.int64), certain)
     odd = np.flatnonzero(least < most)
+    notes = []
     for number in odd[:_MOST_NOTES].tolist():
         own = rows[found == number]
-        called = ", ".join(f"rank {work.rank[r]} {KINDS[work.kind[r]]}" for r in own[:4].tolist())
-        more = f" and {len(own) - 4} more" if len(own) > 4 else ""
+        called = tuple((int(work.rank[r]), KINDS[work.kind[r]]) for r in own.tolist())
         group = groups[int(work.group[own[0]])].id
-        notes.append(f"group {group} seq {work.seq[own[0]]}: the ranks call different collectives ({called}{more}): they are out of step")
+        notes.append(note("ranks_out_of_step", len(own), group=group, seq=int(work.seq[own[0]]), called=called))
     if len(odd) > _MOST_NOTES:
-        notes.append(f"{len(odd) - _MOST_NOTES} more sequence numbers under which ranks call different collectives")
+        notes.append(note("more_out_of_step", len(odd) - _MOST_NOTES))
     found[np.isin(found, odd)] = -1
+    return notes
 
 
-def _note_edges(work: Columns, rows: Int64Array, pair: Int64Array, groups: ProcessGroups, notes: list[str]) -> None:
+def _edges(work: Columns, rows: Int64Array, pair: Int64Array, groups: ProcessGroups) -> list[Note]:
     """Sequence numbers that one member shows and another, whose trace was read, does not: their windows begin or end at other times."""
     group, rank = work.group[rows], work.rank[rows]
     seen = distinct_of(pair, rank)[pair]
@@ -124,12 +120,13 @@ def _note_edges(work: Columns, rows: Int64Array, pair: Int64Array, groups: Proce
     alone = np.flatnonzero(seen < present)
     owner = numbered(group[alone], rank[alone])
     _, first = np.unique(owner, return_index=True)
+    notes = []
     for number, at in enumerate(alone[np.sort(first)][:_MOST_NOTES].tolist()):
         numbers = np.unique(work.seq[rows[alone[owner == number]]]).tolist()
-        name = groups[int(group[at])].id
-        notes.append(f"group {name}: seq {listed(numbers)} of rank {rank[at]} is not seen on every other rank that was read")
+        notes.append(note("seq_not_everywhere", len(numbers), group=groups[int(group[at])].id, seq=tuple(numbers), rank=int(rank[at])))
     if len(first) > _MOST_NOTES:
-        notes.append(f"{len(first) - _MOST_NOTES} more ranks show sequence numbers that others of their group do not")
+        notes.append(note("more_seq_not_everywhere", len(first) - _MOST_NOTES))
+    return notes
 
 
 def _drop_unmatched(key: Int64Array, rank: Int32Array) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from tracekit.collectives.kinds import kernel_class, kind_of_annotation, kind_of_operator
 from tracekit.job.activity import DeviceWork, Work
+from tracekit.notes import note
 from tracekit.trace import correlate, durations, intervals
 from tracekit.trace.events import DEVICE_WORK, BoolArray, Category, Int8Array, Int64Array, RankTables
 from tracekit.trace.steps import Steps
@@ -42,7 +43,7 @@ def device_work(tables: RankTables, steps: Steps, span: tuple[int, int]) -> tupl
     device = _host_compute(tables) if on_cpu else _device_work(tables, rows, span)
     work = _link(tables, _joined(device, _host_communication(tables, on_cpu)), steps, on_cpu)
     if on_cpu:
-        tables.coverage.note("the trace holds no GPU work: operators count as compute, the backend's ranges as communication")
+        tables.coverage.note(note("no_device_work"))
     else:
         _note_launches(tables, work)
     return work, on_cpu
@@ -172,12 +173,8 @@ def _link(tables: RankTables, pieces: Unlinked, steps: Steps, on_cpu: bool) -> D
 def _note_launches(tables: RankTables, work: DeviceWork) -> None:
     missing = int((work.launch_row < 0).sum())
     if missing:
-        tables.coverage.note(f"{missing} of {len(work)} kernels and copies have no launch in the trace (launched before it began)")
+        tables.coverage.note(note("work_without_launch", missing, total=len(work)))
     known = work.launch_row[work.launch_row >= 0]
     replayed = tables.each_text(tables.name[known], lambda text: text.startswith(_GRAPH_LAUNCHES))
     if replayed.any():
-        calls = len(np.unique(known[replayed]))
-        tables.coverage.note(
-            f"{int(replayed.sum())} kernels were replayed by {calls} CUDA graph launches: "
-            "collectives among them carry no process group and no sequence number"
-        )
+        tables.coverage.note(note("graph_replays", replayed.sum(), calls=len(np.unique(known[replayed]))))

@@ -21,10 +21,11 @@ from tracekit.job.model import Job
 from tracekit.mesh.mesh import Axis, Recorded, infer_mesh, parse_mesh
 from tracekit.mesh.process_groups import ProcessGroups, unite
 from tracekit.mesh.topology import nodes, spans_nodes
+from tracekit.notes import Note, note
 from tracekit.readers.identity import resolve
 from tracekit.trace.clock import Clock, align
 from tracekit.trace.events import Coverage
-from tracekit.units import NULL, listed
+from tracekit.units import NULL
 
 
 def join(
@@ -43,7 +44,9 @@ def join(
     recorded = _steps_of_ranks(used)
     notes += [*world_notes, *_steps_apart(recorded)]
     groups, group_notes = unite([(w.rank if w.rank is not None else 0, w.groups) for w in used], world_size)
-    layout, axes, mesh_notes = infer_mesh(groups, world_size, present, parse_mesh(mesh) if mesh else None, _recorded_mesh(used, notes))
+    wanted, more = _recorded_mesh(used)
+    notes += more
+    layout, axes, mesh_notes = infer_mesh(groups, world_size, present, parse_mesh(mesh) if mesh else None, wanted)
     hosts = {w.rank: w.identity.host for w in used if w.rank is not None}
     node_of = nodes(hosts, world_size, gpus_per_node)
     groups = ProcessGroups(
@@ -72,14 +75,14 @@ def join(
     )
 
 
-def _ranked(windows: Sequence[Window], wanted: frozenset[int] | None) -> tuple[list[Window], list[str]]:
+def _ranked(windows: Sequence[Window], wanted: frozenset[int] | None) -> tuple[list[Window], list[Note]]:
     """The windows that can be used, each with its final rank, sorted by rank and time."""
     ranks, problems, notes = resolve([(w.coverage, w.identity, w.span) for w in windows])
     used: list[Window] = []
     for window, rank, found in zip(windows, ranks, problems, strict=True):
         window.rank = window.coverage.rank = rank
-        for problem in found:
-            window.coverage.note(problem)
+        for doubt in found:
+            window.coverage.note(doubt)
         if rank is not None and window.coverage.status not in ("skipped", "duplicate"):
             used.append(window)
     if not used and windows:
@@ -96,41 +99,38 @@ def _ranked(windows: Sequence[Window], wanted: frozenset[int] | None) -> tuple[l
 
 def _world(
     used: Sequence[Window], coverage: Sequence[Coverage], wanted: frozenset[int] | None
-) -> tuple[int | None, list[int], list[int], list[str]]:
+) -> tuple[int | None, list[int], list[int], list[Note]]:
     present = sorted({w.rank for w in used if w.rank is not None})
     sizes = Counter(w.identity.world_size for w in used if w.identity.world_size)
     notes = []
     world_size = sizes.most_common(1)[0][0] if sizes else None
     if len(sizes) > 1:
-        notes.append(f"the traces disagree on the world size: {dict(sorted(sizes.items()))}; {world_size} is used")
+        notes.append(note("world_sizes_differ", sizes=tuple(sorted(sizes.items())), used=world_size))
     if world_size is not None and present and present[-1] >= world_size:
-        notes.append(f"rank {present[-1]} does not fit a world of {world_size}")
+        notes.append(note("rank_beyond_world", rank=present[-1], world=world_size))
         world_size = present[-1] + 1
     if world_size is None:
-        notes.append("the world size is not recorded: missing ranks cannot be told")
+        notes.append(note("world_size_not_recorded"))
         return None, present, [], notes
     asked = set(range(min(world_size, 10**6))) if wanted is None else set(wanted)
     missing = sorted(asked - set(present))
     cut = sorted({c.rank for c in coverage if c.status == "truncated" and c.rank is not None})
     if missing:
         of = f"{world_size}" if wanted is None else f"the {len(asked)} chosen"
-        notes.append(f"{len(present)} of {of} ranks were read; missing: {listed(missing, 12)}")
+        notes.append(note("ranks_missing", len(missing), read=len(present), of=of, missing=tuple(missing)))
     if cut:
-        whole = len(set(present) - set(cut))
-        notes.append(f"{whole} of {world_size} ranks are complete; truncated: {listed(cut, 12)}")
+        notes.append(note("ranks_truncated", len(cut), complete=len(set(present) - set(cut)), world=world_size, truncated=tuple(cut)))
     return world_size, present, missing, notes
 
 
-def _recorded_mesh(used: Sequence[Window], notes: list[str]) -> Recorded | None:
+def _recorded_mesh(used: Sequence[Window]) -> tuple[Recorded | None, list[Note]]:
     """The mesh that the manifests agree on; None where there are none, and (with a note) where they differ."""
     manifests = [w.manifest for w in used if w.manifest is not None and w.manifest.mesh]
     meshes = {tuple((axis.name, axis.size) for axis in m.mesh) for m in manifests}
-    if len(meshes) > 1:
-        notes.append("the manifests of the ranks tell different meshes: none of them is used")
     if len(meshes) != 1:
-        return None
+        return None, [note("manifests_of_different_meshes")] if meshes else []
     axis_of = {(g.name, tuple(g.ranks)): g.axis for m in manifests for g in m.groups if g.axis}
-    return Recorded([Axis(name, size) for name, size in meshes.pop()], axis_of)
+    return Recorded([Axis(name, size) for name, size in meshes.pop()], axis_of), []
 
 
 def _most_common(values: Iterable[str]) -> str:
@@ -151,12 +151,11 @@ def _common_steps(by_rank: Mapping[int, set[int]]) -> list[int]:
     return sorted(set.intersection(*by_rank.values())) if by_rank else []
 
 
-def _steps_apart(by_rank: Mapping[int, set[int]]) -> list[str]:
-    """A sentence when ranks have steps but none in common."""
+def _steps_apart(by_rank: Mapping[int, set[int]]) -> list[Note]:
+    """A note when ranks have steps but none in common."""
     if not any(by_rank.values()) or _common_steps(by_rank):
         return []
-    shown = [f"rank {rank}: {listed(sorted(steps), 4) or 'none'}" for rank, steps in sorted(by_rank.items())[:4]]
-    return [f"no step was recorded by every rank ({'; '.join(shown)}{'; ...' if len(by_rank) > 4 else ''})"]
+    return [note("no_common_step", len(by_rank), steps=tuple((rank, tuple(sorted(steps))) for rank, steps in sorted(by_rank.items())))]
 
 
 def _operations(used: Sequence[Window], groups: ProcessGroups) -> pd.DataFrame:
@@ -219,7 +218,9 @@ def _with_bytes(frame: pd.DataFrame, size: np.ndarray[tuple[int], np.dtype[np.in
     return frame
 
 
-def _matched(operations: pd.DataFrame, groups: ProcessGroups, hosts: dict[int, str]) -> tuple[pd.DataFrame, pd.DataFrame, Clock, list[str]]:
+def _matched(
+    operations: pd.DataFrame, groups: ProcessGroups, hosts: dict[int, str]
+) -> tuple[pd.DataFrame, pd.DataFrame, Clock, list[Note]]:
     """Match, align the clocks on what was matched, then measure on the aligned times."""
     matched = match(operations, groups, hosts)
     clock = _clock(operations, matched, hosts)
@@ -235,7 +236,7 @@ def _matched(operations: pd.DataFrame, groups: ProcessGroups, hosts: dict[int, s
     lookup = np.array([names.index(a) for a in axes] + [0], np.int64)
     operations["axis"] = schema.categorical(lookup[operations["group"].to_numpy()], names)
     notes = list(matched.notes)
-    if clock.note:
+    if clock.note is not None:
         notes.append(clock.note)
     return operations, matches, clock, notes
 
@@ -249,21 +250,17 @@ def _clock(operations: pd.DataFrame, matched: Matched, hosts: dict[int, str]) ->
     return align(hosts, part["rank"].to_numpy(), matched.match[chosen], part["start_ns"].to_numpy(), part["end_ns"].to_numpy())
 
 
-def _unrecorded(operations: pd.DataFrame) -> list[str]:
-    """Sentences on what the traces do not say about their communication."""
-    notes: list[str] = []
+def _unrecorded(operations: pd.DataFrame) -> list[Note]:
+    """Notes on what the traces do not say about their communication."""
+    notes: list[Note] = []
     if not len(operations):
         return notes
     without_group = int((operations["group"] < 0).sum())
     if without_group:
-        notes.append(
-            f"the process group is not recorded for {without_group} of {len(operations)} communication operations: "
-            "they are grouped by stream and matched by order"
-        )
+        notes.append(note("groups_not_recorded", without_group, total=len(operations)))
     unknown = operations[operations["full_bytes"] == NULL]
     if len(unknown):
         odd = sorted(set(unknown["dtype"].astype("str")) - {""})
         strange = [d for d in odd if element_type(d)[1] is None]
-        because = f" (element types {', '.join(strange[:5])} are not known)" if strange else ""
-        notes.append(f"the bytes of {len(unknown)} communication operations are not known{because}")
+        notes.append(note("bytes_not_known", len(unknown), types=tuple(strange[:5])))
     return notes

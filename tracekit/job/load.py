@@ -16,6 +16,7 @@ from tracekit.job.activity import Window
 from tracekit.job.join import join
 from tracekit.job.model import Job
 from tracekit.job.window import Reducers, Task, read_window
+from tracekit.notes import text_note
 from tracekit.readers.archives import as_folders
 from tracekit.readers.sources import Source, find_sources
 from tracekit.trace.events import Coverage
@@ -127,7 +128,7 @@ def _snapshot_limit(options: LoadOptions) -> int:
 
 
 def _lost(source: Source, reason: str) -> Coverage:
-    return Coverage(source.url, status="skipped", problems=[reason])
+    return Coverage(source.url, status="skipped", notes=[text_note(reason)])
 
 
 def _read_one(source: Source, task: Task) -> Window | Coverage | None:

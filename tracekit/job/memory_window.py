@@ -11,6 +11,7 @@ from tracekit.errors import InputError, UsageError
 from tracekit.job.activity import Window
 from tracekit.memory.raw_timeline import of_rows
 from tracekit.memory.summary import DeviceMemory, of_snapshot
+from tracekit.notes import Note, note, text_note
 from tracekit.readers.evidence import rank_of_name
 from tracekit.readers.identity import NAME, NONE, Identity
 from tracekit.readers.manifest import read_manifest
@@ -33,7 +34,7 @@ def read_memory_window(source: Source, progress: Callable[[int], None] | None = 
         if is_snapshot_name(source.name):
             manifest, problem = read_manifest(source)
             if problem:
-                coverage.note(problem)
+                coverage.note(text_note(problem))
             from tracekit.readers.memory_snapshot import read_snapshot  # few jobs need it
 
             snapshot = read_snapshot(source, progress, memory_limit)
@@ -45,9 +46,10 @@ def read_memory_window(source: Source, progress: Callable[[int], None] | None = 
             devices = [of_rows(rows, "cuda" if "cuda" in source.name.lower() else "")]
             coverage.events = len(rows)
     except InputError as error:
-        return Coverage(source.url, status="skipped", problems=[str(error)])
-    for note in dict.fromkeys(note for device in devices for note in device.notes):
-        coverage.note(note)
+        return Coverage(source.url, status="skipped", notes=[text_note(str(error))])
+    for device in devices:
+        for text in device.notes:
+            coverage.note(text_note(text))
     coverage.rank = rank
     return _window(coverage, rank, devices)
 
@@ -69,8 +71,8 @@ def _window(coverage: Coverage, rank: int | None, devices: list[DeviceMemory]) -
     )
 
 
-def pair(windows: Sequence[Window], traced: Sequence[Window], wanted: frozenset[int] | None = None) -> tuple[list[Window], list[str]]:
-    """Give what windows without events tell of memory to the windows of their ranks; (those of ranks without any, sentences for the job).
+def pair(windows: Sequence[Window], traced: Sequence[Window], wanted: frozenset[int] | None = None) -> tuple[list[Window], list[Note]]:
+    """Give what windows without events tell of memory to the windows of their ranks; (those of ranks without any, notes on the job).
 
     ``traced`` are the job's windows with events, ``wanted`` the ranks a user wants to see. Raises UsageError where nothing at all is left.
     """
@@ -90,7 +92,7 @@ def pair(windows: Sequence[Window], traced: Sequence[Window], wanted: frozenset[
     return alone, notes
 
 
-def _give_ranks(windows: Sequence[Window], ranks: Sequence[int]) -> list[str]:
+def _give_ranks(windows: Sequence[Window], ranks: Sequence[int]) -> list[Note]:
     """Give every window a rank; returns what the job has to say about it. ``ranks`` are those of the traces.
 
     A file that names none is of the only rank there is, else of the rank that is the number of the one device it speaks of (one node).
@@ -106,11 +108,11 @@ def _give_ranks(windows: Sequence[Window], ranks: Sequence[int]) -> list[str]:
         elif number.isdigit() and int(number) not in taken:
             window.rank = int(number)
         if window.rank is None:
-            window.coverage.note("tells no rank: put it into the file's name (rank3_snapshot.pickle)", "skipped")
+            window.coverage.note(note("snapshot_without_rank"), "skipped")
             continue
         taken.add(window.rank)
-        window.coverage.note(f"its name tells no rank: it is taken for rank {window.rank}")
-        notes.append(f"{window.coverage.file}: the rank is not in the name; {window.rank} is taken")
+        window.coverage.note(note("snapshot_rank_taken", rank=window.rank))
+        notes.append(note("rank_not_in_name", file=window.coverage.file, rank=window.rank))
     for window in windows:
         window.coverage.rank = window.rank
     return notes

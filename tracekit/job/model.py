@@ -11,6 +11,7 @@ import pandas as pd
 from tracekit.job.activity import Window
 from tracekit.mesh.mesh import Mesh
 from tracekit.mesh.process_groups import ProcessGroups
+from tracekit.notes import Note
 from tracekit.trace.clock import Clock
 from tracekit.trace.events import Coverage
 
@@ -22,7 +23,7 @@ class Job:
     ``windows`` are the files that could be used, sorted by (rank, start); a rank has several where the profiler ran several times.
     Ranks of which there is only a memory snapshot have a window without events; these are the last ones.
     ``operations`` and ``matches`` have the schemas of the same name. ``steps`` are step numbers that every present rank recorded whole.
-    ``notes`` are job-level sentences for coverage ("2 of 4 ranks are readable ...").
+    ``notes`` are what is to be told of the job as a whole ("2 of 4 ranks were read ...").
     """
 
     world_size: int | None
@@ -38,7 +39,7 @@ class Job:
     operations: pd.DataFrame
     matches: pd.DataFrame
     coverage: list[Coverage]
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
 
     @property
     def traced(self) -> list[Window]:

@@ -8,6 +8,7 @@ import pandas as pd
 from tracekit.collectives.kinds import element_type, kind_of_operator
 from tracekit.manifest import Manifest
 from tracekit.mesh.process_groups import LocalGroup
+from tracekit.notes import note
 from tracekit.trace.events import Category, Int64Array, RankTables
 from tracekit.units import NULL
 
@@ -31,7 +32,7 @@ def add_calls(tables: RankTables, operations: pd.DataFrame, groups: list[LocalGr
     """Fill in group, sequence and type of operations that lack them: of the call that the flight recorder saw in the same operator."""
     calls = manifest.calls
     if calls.lost:
-        tables.coverage.note(f"the flight recorder had overwritten its first {calls.lost} collectives before they were read")
+        tables.coverage.note(note("flight_recorder_overwritten", calls.lost))
     if not calls.time_ns or not len(operations):
         return
     time = np.array(calls.time_ns, np.int64)

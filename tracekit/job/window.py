@@ -19,6 +19,7 @@ from tracekit.job.operations import local_operations
 from tracekit.manifest import Calls, Manifest, Owners
 from tracekit.mesh.local_groups import local_groups
 from tracekit.mesh.process_groups import LocalGroup
+from tracekit.notes import note, text_note
 from tracekit.readers import cache
 from tracekit.readers.identity import Identity, identify
 from tracekit.readers.kineto import read_trace
@@ -54,10 +55,10 @@ def read_window(source: Source, task: Task) -> Window | Coverage:
     except InputError as error:
         if looks_like_timeline(source):
             return read_memory_window(source)
-        return Coverage(source.url, status="skipped", problems=[str(error)])
+        return Coverage(source.url, status="skipped", notes=[text_note(str(error))])
     manifest, problem = read_manifest(source)
     if problem:
-        tables.coverage.note(problem)
+        tables.coverage.note(text_note(problem))
     return reduce_window(tables, source.name, task, manifest)
 
 
@@ -78,12 +79,12 @@ def reduce_window(tables: RankTables, name: str, task: Task, manifest: Manifest 
     """Link the tables of one file, with what the recorder says of it, and run every reducer on them."""
     identity = identify(tables, name)
     if manifest is not None and identity.rank is not None and identity.rank != manifest.rank:
-        tables.coverage.note(f"the manifest is of rank {manifest.rank}, the trace of rank {identity.rank}: it is read without it")
+        tables.coverage.note(note("manifest_of_other_rank", rank=identity.rank, manifest=manifest.rank))
         manifest = None
     activity = build_activity(tables, task.steps, manifest)
     reduced = {analysis: reducer(activity) for analysis, reducer in task.reducers.items()}
-    for problem in identity.problems:
-        tables.coverage.note(problem)
+    for found in identity.notes:
+        tables.coverage.note(found)
     return _window(activity, identity, reduced)
 
 
@@ -117,7 +118,7 @@ def _give_the_only_group(tables: RankTables, operations: pd.DataFrame, groups: l
     if len(larger) == 1 and lost.any():
         operations.loc[lost, "group"] = larger[0]
         name = groups[larger[0]].description or groups[larger[0]].name
-        tables.coverage.note(f"the process group of {int(lost.sum())} operations is not recorded: {name} is the only one this rank is in")
+        tables.coverage.note(note("only_group_taken", lost.sum(), group=name))
 
 
 def _chosen_steps(steps: Steps, wanted: tuple[int | None, int | None]) -> Steps:

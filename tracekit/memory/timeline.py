@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tracekit.memory.blocks import MOST_BYTES, Blocks, Log, live_bytes, pair
+from tracekit.notes import note
 from tracekit.trace.events import Int64Array, RankTables
 from tracekit.units import NULL, format_bytes
 
@@ -82,7 +83,7 @@ def logs_of(tables: RankTables) -> list[tuple[Log, Counters]]:
     column = side.columns
     good = (np.abs(column["Bytes"]) < MOST_BYTES) & (column["Bytes"] != NULL) & (tables.ts[side.rows] != NULL)
     if not good.all():
-        tables.coverage.note(f"{int((~good).sum())} memory events have no size or time that can be true: they are left out")
+        tables.coverage.note(note("memory_events_left_out", (~good).sum()))
     kind = np.where(column["Device Type"] == NULL, _HOST, column["Device Type"])
     index = np.where(kind == _HOST, -1, column["Device Id"])
     found = []

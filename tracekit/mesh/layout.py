@@ -13,7 +13,9 @@ from typing import Protocol
 
 from tracekit.mesh.lattice import Span
 from tracekit.mesh.names import DIMENSIONS, is_overlay, parts
-from tracekit.mesh.process_groups import ProcessGroup, some
+from tracekit.mesh.process_groups import ProcessGroup
+from tracekit.notes import Note, note
+from tracekit.vocabulary import MeshSource
 
 
 class Sized(Protocol):
@@ -68,29 +70,33 @@ def span_of_axes(axes: Sequence[Sized]) -> list[tuple[str, Span]]:
     return result[::-1]
 
 
-def layout(placed: Sequence[Placed], world_size: int | None, ranks: Sequence[int], notes: list[str]) -> tuple[list[tuple[str, Span]], str]:
-    """((name, span) of each axis, outermost first; where the names come from: descriptions, rank_lists or none)."""
-    candidates = [*_described(placed, notes), *_undescribed(placed, world_size, ranks)]
+def layout(placed: Sequence[Placed], world_size: int | None, ranks: Sequence[int]) -> tuple[list[tuple[str, Span]], MeshSource, list[Note]]:
+    """((name, span) of each axis, outermost first; where the names come from; notes)."""
+    described, notes = _described(placed)
+    candidates = [*described, *_undescribed(placed, world_size, ranks)]
     taken: list[_Candidate] = []
-    _take(taken, [c for c in candidates if c.kind < 2], world_size, notes)
-    _take(taken, _left_over(taken, placed), world_size, notes)
-    _take(taken, [c for c in candidates if c.kind >= 2], world_size, notes)
+    notes += _take(taken, [c for c in candidates if c.kind < 2], world_size)
+    notes += _take(taken, _left_over(taken, placed), world_size)
+    notes += _take(taken, [c for c in candidates if c.kind >= 2], world_size)
     if not taken:
-        return [], "none"
-    described = any(candidate.name for candidate in taken)
+        return [], "none", notes
+    named = any(candidate.name for candidate in taken)
     axes = _tiled(sorted(taken, key=lambda c: c.span), world_size)
-    _note_nameless(taken, axes, described, notes)
-    return axes[::-1], "descriptions" if described else "rank_lists"
+    notes += _nameless(taken, axes, named)
+    return axes[::-1], "descriptions" if named else "rank_lists", notes
 
 
-def _take(taken: list[_Candidate], candidates: Sequence[_Candidate], world_size: int | None, notes: list[str]) -> None:
+def _take(taken: list[_Candidate], candidates: Sequence[_Candidate], world_size: int | None) -> list[Note]:
+    """Add the candidates that fit to ``taken``; notes on those that do not tile the world."""
+    notes = []
     for candidate in sorted(candidates, key=lambda c: c.trust):
         low, high = candidate.span
         if world_size is not None and world_size % high:
             if candidate.name:
-                notes.append(f"groups of axis {candidate.name} ({high // low} ranks, stride {low}) do not tile {world_size} ranks")
+                notes.append(note("axis_does_not_tile", axis=candidate.name, size=high // low, stride=low, world=world_size))
         elif all(_apart(candidate.span, other.span) for other in taken):
             taken.append(candidate)
+    return notes
 
 
 def _apart(a: Span, b: Span) -> bool:
@@ -99,25 +105,25 @@ def _apart(a: Span, b: Span) -> bool:
     return outer.low % inner.high == 0
 
 
-def _described(placed: Sequence[Placed], notes: list[str]) -> list[_Candidate]:
+def _described(placed: Sequence[Placed]) -> tuple[list[_Candidate], list[Note]]:
     """One candidate an axis name: the span that most of its groups have."""
+    notes = []
     seen: dict[str, Counter[Span]] = {}
     for p in placed:
         if p.described and p.spans is not None and len(p.spans) == 1 and p.described != "embedding":
             seen.setdefault(p.described, Counter())[p.spans[0]] += 1
     for name, shapes in sorted(seen.items()):
         if len(shapes) > 1 and not is_overlay(name):
-            shown = ", ".join(f"{span.size} ranks at stride {span.low}" for span in sorted(shapes))
-            notes.append(f"groups of axis {name} have different shapes: {shown}")
+            notes.append(note("axis_of_several_shapes", axis=name, shapes=tuple((span.size, span.low) for span in sorted(shapes))))
     odd = [p.described for p in placed if p.spans is None and p.group.ranks is not None]
     irregular = {name for name in odd if name and not is_overlay(name)}
     if irregular:
-        notes.append(f"groups of axis {some(sorted(irregular))} are not regular lists of ranks: they are known by description alone")
+        notes.append(note("irregular_groups", axes=tuple(sorted(irregular))))
     result = []
     for name, shapes in seen.items():
         span = max(shapes, key=lambda s: (shapes[s], s))
         result.append(_Candidate(name, span, shapes[span]))
-    return result
+    return result, notes
 
 
 def _undescribed(placed: Sequence[Placed], world_size: int | None, ranks: Sequence[int]) -> list[_Candidate]:
@@ -151,33 +157,31 @@ def _left_over(taken: Sequence[_Candidate], placed: Sequence[Placed]) -> list[_C
     return list(found.values())
 
 
-def _gaps(whole: Span, covered: Sequence[Span]) -> list[Span]:
+def _gaps(outer: Span, covered: Sequence[Span]) -> list[Span]:
     """What of a span the others leave uncovered, innermost first."""
-    gaps, low = [], whole.low
-    for span in sorted(s for s in covered if whole.low <= s.low < whole.high):
+    gaps, low = [], outer.low
+    for span in sorted(s for s in covered if outer.low <= s.low < outer.high):
         if span.low > low:
             gaps.append(Span(low, span.low))
         low = span.high
-    return [*gaps, Span(low, whole.high)] if whole.high > low else gaps
+    return [*gaps, Span(low, outer.high)] if outer.high > low else gaps
 
 
 def _tiled(taken: Sequence[_Candidate], world_size: int | None) -> list[tuple[str, Span]]:
     """All axes, innermost first: what was taken, and the gaps between, named by stride and size."""
     named = [(candidate.name, candidate.span) for candidate in taken]
-    whole = Span(1, world_size if world_size is not None else taken[-1].span.high)
-    every = sorted([*named, *(("", gap) for gap in _gaps(whole, [span for _, span in named]))], key=lambda axis: axis[1])
+    world = Span(1, world_size if world_size is not None else taken[-1].span.high)
+    every = sorted([*named, *(("", gap) for gap in _gaps(world, [span for _, span in named]))], key=lambda axis: axis[1])
     return [(name or f"axis_{span.low}x{span.size}", span) for name, span in every]
 
 
-def _note_nameless(taken: Sequence[_Candidate], axes: Sequence[tuple[str, Span]], described: bool, notes: list[str]) -> None:
+def _nameless(taken: Sequence[_Candidate], axes: Sequence[tuple[str, Span]], described: bool) -> list[Note]:
+    """Notes on axes that no description names."""
     seen = {candidate.span for candidate in taken}
     neutral = [name for name, span in axes if name == f"axis_{span.low}x{span.size}"]
     if not described:
-        notes.append(f"no process group describes its axis: axes are named by stride and size ({some(neutral)}); --mesh names them")
-        return
+        return [note("axes_not_described", axes=tuple(neutral))]
     unseen = [name for name, span in axes if span not in seen and name in neutral]
     nameless = [name for name in neutral if name not in unseen]
-    if unseen:
-        notes.append(f"no process group was seen along {some(unseen)} (named by stride and size)")
-    if nameless:
-        notes.append(f"no description names {some(nameless)} (named by stride and size)")
+    notes = [note("axes_without_group", axes=tuple(unseen))] if unseen else []
+    return notes + ([note("axes_without_name", axes=tuple(nameless))] if nameless else [])

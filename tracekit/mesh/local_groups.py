@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tracekit.mesh.process_groups import DEFAULT_GROUP, LARGEST_WORLD, NO_DESCRIPTION, LocalGroup, same_description, some
+from tracekit.mesh.process_groups import DEFAULT_GROUP, LARGEST_WORLD, NO_DESCRIPTION, LocalGroup, same_description
+from tracekit.notes import Note, note
 from tracekit.trace.events import Int32Array, Int64Array, RankTables
 from tracekit.units import NULL
 
@@ -38,15 +39,15 @@ def local_groups(tables: RankTables) -> tuple[list[LocalGroup], Int32Array]:
             found.add(_configured(entry, world))
         counted = _integer(info.get("pg_count"), len(listed))
         if listed and counted != len(listed):
-            world.notes.append(f"pg_count is {counted}, {len(listed)} process groups are listed: the listed ones are used")
+            world.notes.append(note("pg_count_differs", counted, listed=len(listed)))
     configured = len(found.groups)
     mentions, inverse = _mentions(tables, world)
     indices = [-1 if mention is None else found.add(mention) for mention in mentions]
     if configured and len(found.groups) > configured:
-        unlisted = [_label(group) for group in found.groups[configured:]]
-        world.notes.append(f"collectives run on process groups that pg_config does not list: {some(unlisted)}")
-    for note in dict.fromkeys([*world.notes, *_unknown(found.groups)]):
-        tables.coverage.note(note)
+        unlisted = tuple(_label(group) for group in found.groups[configured:])
+        world.notes.append(note("groups_not_listed", len(unlisted), groups=unlisted))
+    for seen in [*world.notes, *_unknown(found.groups)]:
+        tables.coverage.note(seen)
     groups = [LocalGroup(g.name, g.description, g.ranks, g.size, g.known if g.ranks is None else (), g.backend) for g in found.groups]
     return groups, np.array([*indices, -1], np.int32)[inverse]
 
@@ -66,13 +67,13 @@ class _Mention:
 
 @dataclass
 class _World:
-    """What the trace says of the whole job (0 and -1: nothing), the lists built so far, and sentences for the user."""
+    """What the trace says of the whole job (0 and -1: nothing), the lists built so far, and notes."""
 
     size: int
     own: int
     built: dict[tuple[int, int, int], tuple[int, ...]] = field(default_factory=dict)
     members: int = 0
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
 
     @classmethod
     def of(cls, infos: Sequence[dict[str, Any]]) -> _World:
@@ -162,7 +163,7 @@ def _mentions(tables: RankTables, world: _World) -> tuple[list[_Mention | None],
         combined = np.unique(combined * len(values) + codes, return_inverse=True)[1].astype(np.int64)
     _, first = np.unique(combined, return_index=True)
     if len(first) > MOST_GROUPS:
-        world.notes.append(f"collectives name {len(first)} different process groups: {MOST_GROUPS} are told apart")
+        world.notes.append(note("too_many_groups", len(first), limit=MOST_GROUPS))
         first = first[:MOST_GROUPS]
     rows = zip(*(column[first].tolist() for column in columns), strict=True)
     return [_mention(tables, world, *row) for row in rows], np.minimum(combined, len(first))
@@ -214,13 +215,13 @@ def _checked(mention: _Mention, world: _World) -> _Mention:
         size = size if size >= len(mention.known) else 0
         return replace(mention, ranks=None, size=size)
     if size and size != len(ranks):
-        world.notes.append(f"process group {_label(mention)}: the size is given as {size}, the list has {len(ranks)} members and is used")
+        world.notes.append(note("group_size_differs", len(ranks), group=(_label(mention),), size=size))
     return replace(mention, ranks=ranks, known=ranks, size=len(ranks))
 
 
 def _label(mention: _Mention) -> str:
     described = mention.description not in (*NO_DESCRIPTION, DEFAULT_GROUP)
-    return some([mention.description if described else mention.name or mention.description or "without a name"])
+    return mention.description if described else mention.name or mention.description or "without a name"
 
 
 class _Found:
@@ -238,7 +239,7 @@ class _Found:
             self.groups[position] = _merged(self.groups[position], mention)
             return position
         if len(self.groups) >= MOST_GROUPS:
-            self.world.notes.append(f"there are more than {MOST_GROUPS} process groups: the others are left out")
+            self.world.notes.append(note("groups_left_out", MOST_GROUPS))
             return -1
         self.groups.append(mention)
         self.by_name.setdefault(mention.name, []).append(len(self.groups) - 1)
@@ -276,13 +277,9 @@ def _merged(group: _Mention, mention: _Mention) -> _Mention:
     )
 
 
-def _unknown(groups: Sequence[_Mention]) -> list[str]:
-    """Sentences on groups whose members are not all recorded."""
+def _unknown(groups: Sequence[_Mention]) -> list[Note]:
+    """Notes on groups whose members are not all recorded."""
     partial = [group for group in groups if group.ranks is None and group.size != 1 and (group.size or group.known)]
-    notes = []
-    for group in partial[:8]:
-        of = group.size or "an unknown number of"
-        notes.append(f"process group {_label(group)}: only {len(group.known)} of {of} members are recorded")
-    if len(partial) > len(notes):
-        notes.append(f"the members of {len(partial) - len(notes)} more process groups are not all recorded")
-    return notes
+    notes = [note("members_not_recorded", len(g.known), group=(_label(g),), size=g.size or "an unknown number of") for g in partial[:8]]
+    more = len(partial) - len(notes)
+    return notes + ([note("more_members_not_recorded", more)] if more else [])

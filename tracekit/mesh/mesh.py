@@ -16,7 +16,9 @@ from tracekit.errors import UsageError
 from tracekit.mesh.lattice import Span, spans
 from tracekit.mesh.layout import Placed, layout, span_of_axes
 from tracekit.mesh.names import axis_of_description, is_overlay
-from tracekit.mesh.process_groups import DEFAULT_GROUP, ProcessGroup, ProcessGroups, some
+from tracekit.mesh.process_groups import DEFAULT_GROUP, ProcessGroup, ProcessGroups
+from tracekit.notes import Note, note
+from tracekit.vocabulary import MeshSource
 
 #: The axis of a group of all ranks in a job that has more than this one axis, or none that is known by name.
 WORLD = "world"
@@ -37,12 +39,12 @@ class Axis:
 class Mesh:
     """Axes from outermost (largest stride) to innermost; ``coordinates[rank][i]`` is the rank's place on ``axes[i]``.
 
-    ``source``: manifest, descriptions, rank_lists, user, or none (no axes). A rank without a coordinate is absent from the mapping.
+    ``source`` says what the axes are known from (none: no axes). A rank without a coordinate is absent from the mapping.
     """
 
     axes: Sequence[Axis]
     coordinates: Mapping[int, tuple[int, ...]]
-    source: str
+    source: MeshSource
 
 
 @dataclass(frozen=True)
@@ -110,28 +112,30 @@ def infer_mesh(
     ranks: Sequence[int],
     user: tuple[Axis, ...] | None,
     recorded: Recorded | None = None,
-) -> tuple[Mesh, list[str], list[str]]:
+) -> tuple[Mesh, list[str], list[Note]]:
     """(mesh, axis of each group, notes). ``user``: axes given with --mesh, which win over everything; then come those of ``recorded``.
 
     ``ranks`` are those whose traces were read; groups of the other ranks need not be known, strides tell them. UsageError where the user's
     axes do not make up the world.
     """
-    notes: list[str] = []
+    notes: list[Note] = []
+    source: MeshSource
     if world_size is None:
         world_size = max((g.size for g in groups.groups if g.description == DEFAULT_GROUP and g.ranks is not None), default=None)
     placed = [Placed(g, axis_of_description(g.description), _spans(g, world_size)) for g in groups.groups]
     if user is not None:
         axes = _fitted(user, world_size, ranks)
         source = "user"
-        names = [_user_axis(p, axes, world_size, notes) for p in placed]
-        _note_lost(placed, names, notes)
+        names = [_user_axis(p, axes, world_size) for p in placed]
+        notes = _against_user(placed, names, axes)
     elif recorded is not None and world_size in (None, math.prod(axis.size for axis in recorded.axes)):
         axes, source = tuple(recorded.axes), "manifest"
         names = [recorded.axis_of.get((p.group.name, p.group.ranks or ())) or p.described or _joined_axes(p, axes) for p in placed]
     else:
         if recorded is not None:
-            notes.append(f"the manifests' mesh {_shape(recorded.axes)} does not make up {world_size} ranks: it is not used")
-        found, source = layout(placed, world_size, ranks, notes)
+            notes.append(note("mesh_does_not_fit", mesh=_shape(recorded.axes), world=world_size))
+        found, source, more = layout(placed, world_size, ranks)
+        notes += more
         axes = tuple(Axis(name, span.size) for name, span in found)
         if not axes and world_size is not None and any(_is_world(p.group, world_size) for p in placed):
             axes, source = (Axis(WORLD, world_size),), "rank_lists"
@@ -193,7 +197,7 @@ def _joined_axes(placed: Placed, axes: Sequence[Axis]) -> str:
     return "_".join(name for name, _ in chosen)
 
 
-def _user_axis(placed: Placed, axes: Sequence[Axis], world_size: int | None, notes: list[str]) -> str:
+def _user_axis(placed: Placed, axes: Sequence[Axis], world_size: int | None) -> str:
     """By members on the user's mesh. A description decides only what members cannot: experts and losses lie over axes of other names, and
     of a group of one rank, or of unknown members, nothing else is known.
     """
@@ -204,14 +208,16 @@ def _user_axis(placed: Placed, axes: Sequence[Axis], world_size: int | None, not
     if placed.group.ranks is None or placed.group.size == 1:
         return described
     long = sum(axis.size > 1 for axis in axes)
-    joined = WORLD if long > 1 and _is_world(placed.group, world_size) else _joined_axes(placed, axes)
-    if described in own and joined != described:
-        by_members = joined or "no axis"
-        notes.append(f"process group {some([placed.group.id])} is described as {described}; by its members it is {by_members} of --mesh")
-    return joined
+    return WORLD if long > 1 and _is_world(placed.group, world_size) else _joined_axes(placed, axes)
 
 
-def _note_lost(placed: Sequence[Placed], names: Sequence[str], notes: list[str]) -> None:
+def _against_user(placed: Sequence[Placed], names: Sequence[str], axes: Sequence[Axis]) -> list[Note]:
+    """Notes on groups that are described as another axis than the user's, and on those that are along none of them."""
+    own = {axis.name for axis in axes}
+    notes = [
+        note("described_otherwise", group=(p.group.id,), described=p.described, by_members=name or "no axis")
+        for p, name in zip(placed, names, strict=True)
+        if p.described in own and name != p.described
+    ]
     lost = sorted({p.group.id for p, name in zip(placed, names, strict=True) if not name and p.group.size != 1})
-    if lost:
-        notes.append(f"--mesh: no axis has the members of process group {some(lost)}")
+    return notes + ([note("groups_of_no_axis", groups=tuple(lost))] if lost else [])

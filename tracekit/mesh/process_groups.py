@@ -7,8 +7,10 @@ two groups over the same ranks are two communicators, and their collectives are 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from tracekit.notes import Note, note
 
 
 @dataclass(frozen=True)
@@ -83,23 +85,23 @@ class _Claim:
         return self.group.name, tuple(sorted(members)), self.ranks is None, self.size, self.rank if self.alone else -1
 
 
-def unite(windows: Sequence[tuple[int, Sequence[LocalGroup]]], world_size: int | None) -> tuple[ProcessGroups, list[str]]:
+def unite(windows: Sequence[tuple[int, Sequence[LocalGroup]]], world_size: int | None) -> tuple[ProcessGroups, list[Note]]:
     """All groups of the job from what each window's rank knows: ``windows`` are (rank, its groups).
 
     A cut list is completed by another rank's whole list of the same name, size, description and visible members. Where no rank has the
     whole list, every rank that claims the group is known to be a member. The result does not depend on the order of the windows.
     """
-    notes: list[str] = []
     claims = [[_claim(rank, group, world_size) for group in groups] for rank, groups in windows]
     every = [claim for own in claims for claim in own]
     _complete(every)
-    _gather_partial([claim for claim in every if claim.ranks is None], world_size, notes)
+    notes = _gather_partial([claim for claim in every if claim.ranks is None], world_size)
     keys = [[claim.key for claim in own] for own in claims]
     by_key: dict[_Key, list[_Claim]] = {}
     for key, claim in zip((key for own in keys for key in own), every, strict=True):
         by_key.setdefault(key, []).append(claim)
     ordered = sorted(by_key, key=lambda key: (_natural(key[0]), key[1:]))
-    united = [_united(by_key[key], world_size, notes) for key in ordered]
+    united = [_united(by_key[key]) for key in ordered]
+    notes += [found for key, group in zip(ordered, united, strict=True) for found in _contradictions(by_key[key], group, world_size)]
     united = [_renamed(group, identifier) for group, identifier in zip(united, _identifiers(united), strict=True)]
     index = {key: i for i, key in enumerate(ordered)}
     return ProcessGroups(united, [[index[key] for key in own] for own in keys]), notes
@@ -143,7 +145,7 @@ def same_description(one: str, other: str) -> bool:
     return one == other or one in NO_DESCRIPTION or other in NO_DESCRIPTION
 
 
-def _gather_partial(claims: Sequence[_Claim], world_size: int | None, notes: list[str]) -> None:
+def _gather_partial(claims: Sequence[_Claim], world_size: int | None) -> list[Note]:
     """Put claims of one group without a whole list together: its members are those recorded anywhere, and the ranks that claim it."""
     clusters: dict[str, list[list[_Claim]]] = {}
     ordered = sorted(claims, key=lambda c: (c.group.name, -c.size, -len(c.known), c.known, c.rank, c.group.description))
@@ -157,8 +159,7 @@ def _gather_partial(claims: Sequence[_Claim], world_size: int | None, notes: lis
         else:
             claim.alone = len(fits) > 1
             same.append([claim])
-    for cluster in (cluster for same in clusters.values() for cluster in same):
-        _settle(cluster, world_size, notes)
+    return [found for same in clusters.values() for cluster in same for found in _settle(cluster, world_size)]
 
 
 def _one_group(first: _Claim, claim: _Claim) -> bool:
@@ -168,15 +169,13 @@ def _one_group(first: _Claim, claim: _Claim) -> bool:
     return same_description(first.group.description, claim.group.description)
 
 
-def _settle(cluster: Sequence[_Claim], world_size: int | None, notes: list[str]) -> None:
+def _settle(cluster: Sequence[_Claim], world_size: int | None) -> list[Note]:
+    notes = []
     known, size = cluster[0].known, cluster[0].size
     claimants = sorted({claim.rank for claim in cluster} - set(known))
     if size and len(known) + len(claimants) > size:
         outside = [claim for claim in cluster if claim.rank not in known]
-        notes.append(
-            f"process group {some([cluster[0].group.name])} has {size} members, but {len(known) + len(claimants)} ranks record one of that "
-            "name and not who is in it: their operations are not matched with each other"
-        )
+        notes.append(note("too_many_members", len(known) + len(claimants), group=(cluster[0].group.name,), size=size))
         for claim in outside:
             claim.known, claim.alone = (claim.rank,), True
         cluster, claimants = [claim for claim in cluster if claim.rank in known], []
@@ -185,20 +184,23 @@ def _settle(cluster: Sequence[_Claim], world_size: int | None, notes: list[str])
     for claim in cluster:
         claim.known, claim.size = (() if complete else everyone), size
         claim.ranks = everyone if complete else None
+    return notes
 
 
-def _united(claims: Sequence[_Claim], world_size: int | None, notes: list[str]) -> ProcessGroup:
+def _united(claims: Sequence[_Claim]) -> ProcessGroup:
     first = min(claims, key=lambda c: (c.ranks or (), c.known))
     descriptions = sorted({claim.group.description for claim in claims})
     described = [text for text in descriptions if text not in NO_DESCRIPTION]
-    label = some([first.group.name])
-    if len(described) > 1:
-        notes.append(f"process group {label} has several descriptions: {some(described)}")
-    outside = [rank for rank in (first.ranks or first.known) if world_size is not None and rank >= world_size]
-    if outside:
-        notes.append(f"process group {label} names rank {max(outside)}, the world has {world_size} ranks")
     known = () if first.ranks is not None else first.known
     return ProcessGroup("", first.group.name, (described or descriptions)[0], first.ranks, known, first.size or len(first.ranks or ()))
+
+
+def _contradictions(claims: Sequence[_Claim], group: ProcessGroup, world_size: int | None) -> list[Note]:
+    """Several descriptions, members that the world does not have."""
+    described = sorted({claim.group.description for claim in claims} - set(NO_DESCRIPTION))
+    outside = [rank for rank in (group.ranks or group.known) if world_size is not None and rank >= world_size]
+    notes = [note("several_descriptions", group=(group.name,), descriptions=tuple(described))] if len(described) > 1 else []
+    return notes + ([note("rank_outside_world", group=(group.name,), rank=max(outside), world=world_size)] if outside else [])
 
 
 def _renamed(group: ProcessGroup, identifier: str) -> ProcessGroup:
@@ -234,10 +236,3 @@ def short_ranks(ranks: Sequence[int]) -> str:
         step = steps.pop()
         return f"{ranks[0]}-{ranks[-1]}" + (f":{step}" if step != 1 else "")
     return ",".join(str(r) for r in ranks[:8]) + (f",...({len(ranks)})" if len(ranks) > 8 else "")
-
-
-def some(names: Iterable[str], most: int = 6) -> str:
-    """Names for a sentence: the first few, each cut to a readable length."""
-    listed = list(names)
-    shown = [name if len(name) <= 60 else name[:57] + "..." for name in listed[:most]]
-    return ", ".join(shown) + (f" and {len(listed) - most} more" if len(listed) > most else "")

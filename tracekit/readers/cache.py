@@ -13,6 +13,7 @@ import os
 import struct
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -20,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 import tracekit
+from tracekit.notes import restored
 from tracekit.readers.cache_folder import SCRATCH, distrust
 from tracekit.readers.recognise import reason
 from tracekit.readers.sources import Source, shown
@@ -159,7 +161,7 @@ def _batch(tables: RankTables, source: Source) -> pa.RecordBatch:
         "key": _key(source),
         "lanes": [[lane.pid, lane.tid, lane.process_name, lane.thread_name] for lane in tables.lanes],
         "metadata": tables.metadata,
-        "coverage": [coverage.rank, coverage.status, coverage.events, coverage.arrows, coverage.problems],
+        "coverage": [coverage.rank, coverage.status, coverage.events, coverage.arrows, [astuple(found) for found in coverage.notes]],
     }
     fields = [pa.field(name, array.type) for name, array in zip(columns, arrays, strict=True)]
     schema = pa.schema(fields, metadata={"rest": json.dumps(rest)})
@@ -183,7 +185,7 @@ def _tables(batch: pa.RecordBatch, source: Source) -> RankTables | None:
     strings = lists.pop("strings")
     strings.validate(full=True)
     arrays = {name: _numpy(values) for name, values in lists.items()}
-    rank, status, events, arrows, problems = rest["coverage"]
+    rank, status, events, arrows, notes = rest["coverage"]
     tables = RankTables(
         **{name: arrays[name] for name in _COLUMNS},
         side={
@@ -193,7 +195,7 @@ def _tables(batch: pa.RecordBatch, source: Source) -> RankTables | None:
         strings=ArrowStrings(strings),
         lanes=[Lane(*lane) for lane in rest["lanes"]],
         metadata=rest["metadata"],
-        coverage=Coverage(source.url, rank, status, events, arrows, problems),
+        coverage=Coverage(source.url, rank, status, events, arrows, [restored(found) for found in notes]),
     )
     return tables if _sound(tables) else None
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tracekit.notes import Note, note
 from tracekit.readers import evidence
 from tracekit.readers.sources import shown
 from tracekit.trace.events import Coverage, RankTables
@@ -21,10 +22,6 @@ from tracekit.trace.events import Coverage, RankTables
 INFO, NAME, RECORDS, NONE = "distributedInfo", "file name", "record_param_comms", "none"
 
 _WHAT_TELLS = {INFO: "distributedInfo", NAME: "the file's name", RECORDS: "record_param_comms (Rank of collectives on the default group)"}
-_UNKNOWN = (
-    "its rank is unknown (no distributedInfo, no rank in its name, no collective on the default group), so it was not used: "
-    "put the rank into the file's name, for example rank3.json"
-)
 
 
 @dataclass(frozen=True)
@@ -33,7 +30,7 @@ class Identity:
 
     ``rank`` is None where nothing tells it; ``source`` is what told it (distributedInfo, file name, record_param_comms, none). ``claims``
     has every source that told a rank; a second distributedInfo is called ``distributedInfo 2``. ``world_size`` is None, the strings ''
-    where unknown. ``process`` is ``host:pid`` of the Python process. ``problems`` are sentences for the user.
+    where unknown. ``process`` is ``host:pid`` of the Python process. ``notes`` say what was odd about the rank.
     """
 
     rank: int | None
@@ -44,18 +41,17 @@ class Identity:
     device_name: str
     host: str
     process: str
-    problems: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
 
 
 def identify(tables: RankTables, file_name: str) -> Identity:
     """Rank, world size, backend, device, host and process of a trace; ``file_name`` may have folders before it."""
-    problems: list[str] = []
     infos = evidence.distributed_infos(tables.metadata)
     pid = evidence.process_id(tables)
     world = evidence.world_size(infos, tables)
     named_host = evidence.host_of_name(file_name, tables)
-    claims = _claims(infos, tables, file_name, world, named_host, problems)
-    rank, source = _decide(claims, bool(infos), problems)
+    claims, impossible = _claims(infos, tables, file_name, world, named_host)
+    rank, source, doubts = _decide(claims, bool(infos))
     host_name = tables.metadata.get("host_name")
     host = host_name if isinstance(host_name, str) and host_name else named_host
     backend = next((str(info["backend"]) for info in infos if isinstance(info.get("backend"), str)), "")
@@ -68,7 +64,7 @@ def identify(tables: RankTables, file_name: str) -> Identity:
         device_name=evidence.device_name(tables),
         host=host,
         process="" if pid is None else f"{host}:{pid}",
-        problems=problems,
+        notes=[*impossible, *doubts],
     )
 
 
@@ -78,35 +74,35 @@ def what_tells(source: str) -> str:
 
 
 def _claims(
-    infos: list[dict[str, Any]], tables: RankTables, file_name: str, world: int | None, named_host: str, problems: list[str]
-) -> dict[str, int]:
+    infos: list[dict[str, Any]], tables: RankTables, file_name: str, world: int | None, named_host: str
+) -> tuple[dict[str, int], list[Note]]:
     claims: dict[str, int] = {}
+    notes = []
     for index, info in enumerate(infos):
         rank = evidence.count_of(info.get("rank"), 0)
         if rank is not None and world is not None and rank >= world:
-            problems.append(f"distributedInfo says rank {rank} of {world}, which cannot be; that rank is not used")
+            notes.append(note("impossible_rank", rank=rank, world=world))
         elif rank is not None:
             claims[INFO if index == 0 else f"{INFO} {index + 1}"] = rank
     others = {NAME: evidence.rank_of_name(file_name, named_host), RECORDS: evidence.rank_of_records(tables, world)}
-    return claims | {source: rank for source, rank in others.items() if rank is not None and (world is None or rank < world)}
+    return claims | {source: rank for source, rank in others.items() if rank is not None and (world is None or rank < world)}, notes
 
 
-def _decide(claims: Mapping[str, int], has_info: bool, problems: list[str]) -> tuple[int | None, str]:
+def _decide(claims: Mapping[str, int], has_info: bool) -> tuple[int | None, str, list[Note]]:
+    """(rank, what tells it, what makes it doubtful)."""
     written = [(source, rank) for source, rank in claims.items() if source.startswith(INFO)]
     if len({rank for _, rank in written}) > 1:
         backed = [(len(_backers(claims, rank)), rank, source) for source, rank in written]
-        count, rank, source = max(backed, key=lambda item: item[0])
-        why = " and ".join(what_tells(other) for other in _backers(claims, rank)) + " say the same" if count else "it is the first"
-        problems.append(f"distributedInfo stands twice or more with different ranks; rank {rank} is used because {why}")
-        return rank, source
+        _, rank, source = max(backed, key=lambda item: item[0])
+        backers = tuple(what_tells(other) for other in _backers(claims, rank))
+        return rank, source, [note("several_infos", rank=rank, backers=backers)]
     if written:
-        return written[0][1], written[0][0]
+        return written[0][1], written[0][0], []
     for source in (NAME, RECORDS):
         if source in claims:
-            missing = "distributedInfo has no usable rank" if has_info else "there is no distributedInfo"
-            problems.append(f"{missing}; rank {claims[source]} was inferred from {what_tells(source)}")
-            return claims[source], source
-    return None, NONE
+            code = "rank_not_in_info" if has_info else "no_distributed_info"
+            return claims[source], source, [note(code, rank=claims[source], source=what_tells(source))]
+    return None, NONE, []
 
 
 def _backers(claims: Mapping[str, int], rank: int) -> list[str]:
@@ -119,27 +115,27 @@ def _backers(claims: Mapping[str, int], rank: int) -> list[str]:
 Claimant = tuple[Coverage, Identity, tuple[int, int] | None]
 
 
-def resolve(files: Sequence[Claimant]) -> tuple[list[int | None], list[list[str]], list[str]]:
-    """Final rank of each file (None: not used), problems of each file, and notes on the job.
+def resolve(files: Sequence[Claimant]) -> tuple[list[int | None], list[list[Note]], list[Note]]:
+    """Final rank of each file (None: not used), notes on each file, and notes on the job.
 
-    Problems are also noted in each file's coverage, with its rank and a worse status (``duplicate``, ``skipped``) where it is not used.
+    Notes on a file are also put in each file's coverage, with its rank and a worse status
+    (``duplicate``, ``skipped``) where it is not used.
     Files of one rank that lie apart in time are windows of that rank and share it. The only process of a job is rank 0; the rank in
     its coverage stays None where nothing told it.
     """
-    problems: list[list[str]] = [[] for _ in files]
-    notes: list[str] = []
     first = [identity.rank for _, identity, _ in files]
     ranks = _settle(files, first)
     _adopt_windows(files, ranks)
     for (coverage, _, _), rank in zip(files, ranks, strict=True):
         coverage.rank = rank
-    _changes(files, first, ranks, problems, notes)
-    _set_unknown(files, ranks, problems, notes)
-    _set_duplicates(files, ranks, problems)
-    for (coverage, _, _), claimed in zip(files, problems, strict=True):
-        for problem in claimed:
-            coverage.note(problem)
-    return ranks, problems, notes
+    of_file, of_job = _changes(files, first, ranks)
+    unknown, of_all = _set_unknown(files, ranks)
+    duplicates = _set_duplicates(files, ranks)
+    for i, (coverage, _, _) in enumerate(files):
+        of_file[i] += [found for found in (unknown.get(i), duplicates.get(i)) if found is not None]
+        for found in of_file[i]:
+            coverage.note(found)
+    return ranks, of_file, of_job + of_all
 
 
 def conflict(one: Claimant, other: Claimant) -> bool:
@@ -209,58 +205,55 @@ def _adopt_windows(files: Sequence[Claimant], ranks: list[int | None]) -> None:
             ranks[i] = known.get(identity.process)
 
 
-def _changes(
-    files: Sequence[Claimant], first: list[int | None], ranks: list[int | None], problems: list[list[str]], notes: list[str]
-) -> None:
+def _changes(files: Sequence[Claimant], first: list[int | None], ranks: list[int | None]) -> tuple[list[list[Note]], list[Note]]:
+    """(notes on each file, notes on the job): what the files tell of themselves, and where their first rank was not believed."""
+    of_file = [list(identity.notes) for _, identity, _ in files]
+    of_job: list[Note] = []
     pairs = _pairs(files, first)
     twins = dict(pairs) | {other: kept for kept, other in pairs}
     for i, (coverage, identity, _) in enumerate(files):
-        problems[i] += identity.problems
         before, after = first[i], ranks[i]
         if before is None and after is not None:
-            problems[i].append(f"rank {after} was taken from another window of the same process {shown(identity.process)}")
+            of_file[i].append(note("rank_of_same_process", rank=after, process=shown(identity.process)))
         elif before != after:
             better = next((s for s in (RECORDS, NAME) if identity.claims.get(s) == after), INFO)
-            claimed = what_tells(identity.source)
+            claim: dict[str, Any] = {"source": what_tells(identity.source), "better": what_tells(better), "before": before, "after": after}
             if i in twins:
-                pair = sorted((shown(coverage.file), shown(files[twins[i]][0].file)))
-                claim = f"{claimed} gives {pair[0]} and {pair[1]} the same rank {before}"
-                notes.append(f"{claim}; their ranks were taken from {what_tells(better)}")
+                one, other = sorted((shown(coverage.file), shown(files[twins[i]][0].file)))
+                of_job.append(note("ranks_of_same_claim", one=one, other=other, **claim))
+                of_file[i].append(note("rank_of_same_claim", one=one, other=other, **claim))
             else:
-                claim = f"{claimed} says rank {before}"
-            problems[i].append(f"{claim}; rank {after} of this file was taken from {what_tells(better)}")
+                of_file[i].append(note("rank_not_believed", **claim))
+    return of_file, of_job
 
 
 # Files that get no rank ----------------------------------------------------------------------------------------------
 
 
-def _set_unknown(files: Sequence[Claimant], ranks: list[int | None], problems: list[list[str]], notes: list[str]) -> None:
+def _set_unknown(files: Sequence[Claimant], ranks: list[int | None]) -> tuple[dict[int, Note], list[Note]]:
+    """(note on each file whose rank stays unknown, notes on the job)."""
     unknown = [i for i, rank in enumerate(ranks) if rank is None]
     if not unknown:
-        return
+        return {}, []
     alone = [0 if i in unknown else None for i in range(len(files))]
     one_process = len(unknown) == 1 or len({files[i][1].process for i in unknown} - {""}) == 1
     if len(unknown) == len(files) and one_process and not _torn(files, alone):
-        notes.append("the rank is not recorded and there is nothing to tell it from: taken for rank 0 of a job of one process")
         for i in unknown:
             ranks[i] = 0
-        return
+        return {}, [note("one_process")]
     for i in unknown:
-        problems[i].append(_UNKNOWN)
-        files[i][0].note(_UNKNOWN, "skipped")
+        files[i][0].note(note("rank_unknown"), "skipped")
+    return {i: note("rank_unknown") for i in unknown}, []
 
 
-def _set_duplicates(files: Sequence[Claimant], ranks: list[int | None], problems: list[list[str]]) -> None:
+def _set_duplicates(files: Sequence[Claimant], ranks: list[int | None]) -> dict[int, Note]:
+    """Takes the rank from files of which another one stands for it and its time; a note on each."""
+    found = {}
     for kept, other in _pairs(files, ranks):
         name, rank = shown(files[kept][0].file), ranks[other]
         same = files[kept][1].process == files[other][1].process != ""
-        if same:
-            problem = f"is the same rank {rank}, process and time as {name}, so it was not used: keep one of the two"
-        else:
-            problem = (
-                f"claims the same rank {rank} as {name}, for the same time or on another host, and nothing else tells the rank of "
-                f"{shown(files[other][0].file)}, so it was not used: put each file's rank into its name, for example rank3.json"
-            )
-        problems[other].append(problem)
-        files[other][0].note(problem, "duplicate")
+        code = "same_window_again" if same else "same_rank_claimed"
+        found[other] = note(code, rank=rank, other=name, own=shown(files[other][0].file))
+        files[other][0].note(found[other], "duplicate")
         ranks[other] = None
+    return found

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tracekit.errors import InputError
+from tracekit.notes import note, text_note
 from tracekit.readers import tolerant
 from tracekit.readers.compressed import BOM
 from tracekit.readers.sources import Source, clean
@@ -52,11 +53,11 @@ def read_trace(source: Source, *, threads: int = 2, progress: Callable[[int], No
     _refuse_useless(source, events.summary, text.damage, len(assembly))
     metadata, problems = tolerant.parse_metadata(events.summary.head, events.summary.tail)
     for problem in problems:
-        coverage.note(problem, "repaired")
+        coverage.note(text_note(problem), "repaired")
     tables = assembly.finish(metadata, coverage)
     _note(coverage, events.summary, text.damage, assembly)
     if entries().problem:
-        coverage.note(entries().problem)
+        coverage.note(text_note(entries().problem))
     _refuse_idle(source, tables)
     if events.summary.bare_list:
         _read_as_autograd(tables)
@@ -106,28 +107,22 @@ def _note(coverage: Coverage, summary: StreamSummary, damage: str, assembly: Ass
     repairs = dict(summary.repairs)
     cut = repairs.pop("truncated", 0)
     for sentence in tolerant.sentences(repairs):
-        coverage.note(sentence, "repaired")
+        coverage.note(text_note(sentence), "repaired")
     if commas:
-        coverage.note(f"{commas} trailing {_plural(commas, 'comma was', 'commas were')} ignored (before a closing bracket)", "repaired")
+        coverage.note(note("trailing_commas", commas), "repaired")
     if twice:
-        events = _plural(twice, "event has", "events have")
-        coverage.note(f"{twice} {events} a key twice: the last value is used, for a stream the row's tid", "repaired")
+        coverage.note(note("keys_twice", twice), "repaired")
     if bad_times:
-        coverage.note(f"{bad_times} {_plural(bad_times, 'time', 'times')} (ts or dur) that are no numbers are taken as missing", "repaired")
+        coverage.note(note("times_no_numbers", bad_times), "repaired")
     for key in ("utf8", "literal"):
         if assembly.odd_strings[key]:
-            coverage.note(tolerant.sentence(key, assembly.odd_strings[key]), "repaired")
+            coverage.note(text_note(tolerant.sentence(key, assembly.odd_strings[key])), "repaired")
     if summary.gave_up:
-        coverage.note(summary.gave_up, "truncated")
+        coverage.note(text_note(summary.gave_up), "truncated")
     elif summary.truncated or cut:
-        why = f" ({damage})" if damage else ""
-        coverage.note(f"the file is truncated{why}: the {coverage.events + coverage.arrows} events before the cut are used", "truncated")
+        coverage.note(note("truncated", coverage.events + coverage.arrows, damage=damage), "truncated")
     elif damage:
-        coverage.note(f"{damage} after the end of the trace", "repaired")
-
-
-def _plural(count: int, one: str, many: str) -> str:
-    return one if count == 1 else many
+        coverage.note(note("damage_behind", damage=damage), "repaired")
 
 
 def _read_as_autograd(tables: RankTables) -> None:
@@ -137,4 +132,4 @@ def _read_as_autograd(tables: RankTables) -> None:
         return
     rows = functions[tables.lane] & (tables.category == Category.OTHER)
     tables.category[rows] = Category.OPERATOR
-    tables.coverage.note("this is an export of the old autograd profiler: operators only, no kernel or rank information")
+    tables.coverage.note(note("autograd_export"))

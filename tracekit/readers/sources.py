@@ -18,6 +18,7 @@ from typing import BinaryIO
 from urllib.parse import unquote
 
 from tracekit.errors import InputError
+from tracekit.notes import text_note
 from tracekit.readers import remote
 from tracekit.readers.recognise import is_trace_name, read_errors, reason, refusal
 from tracekit.trace.events import Coverage
@@ -70,7 +71,7 @@ class _Search:
         self.met += 1
         if identity not in self.ids:
             self.ids.add(identity)
-            self.skipped.append(Coverage(name, status="skipped", problems=[problem]))
+            self.skipped.append(Coverage(name, status="skipped", notes=[text_note(problem)]))
 
 
 def find_sources(paths: Sequence[str]) -> Found:

@@ -13,6 +13,7 @@ import pandas as pd
 from tracekit import __version__
 from tracekit.findings import Finding, Result, ranked
 from tracekit.job.model import Job
+from tracekit.notes import sentence, sentences
 from tracekit.report.operations import operations_json, time_zero
 from tracekit.report.text import encodable
 from tracekit.trace.events import Coverage
@@ -59,7 +60,7 @@ def document(job: Job, results: Mapping[str, Result], *, operations: bool = Fals
         "tracekit_version": __version__,
         "job": clean(_job(job)),
         "coverage": [clean(_coverage(entry)) for entry in job.coverage],
-        "notes": clean(job.notes),
+        "notes": clean(sentences(job.notes)),
         **{key: given.pop(key, None) for key in ANALYSIS_KEYS},
         **given,
         "not_measured": clean(not_measured),
@@ -119,7 +120,7 @@ def _job(job: Job) -> dict[str, Any]:
             "aligned": job.clock.aligned,
             "offset_us": {rank: microseconds(ns) for rank, ns in sorted(job.clock.offset_ns.items())},
             "residual_us": microseconds(job.clock.residual_ns),
-            "note": job.clock.note or None,
+            "note": sentence(job.clock.note) if job.clock.note else None,
         },
         "time_zero_unix_ns": time_zero(job),
     }

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tracekit.notes import Note, note
 from tracekit.trace.events import BoolArray, Int32Array, Int64Array
 from tracekit.units import NS_PER_US
 
@@ -28,7 +29,7 @@ class Clock:
     aligned: bool
     offset_ns: Mapping[int, int]
     residual_ns: int | None
-    note: str = ""
+    note: Note | None = None
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,7 @@ def align(hosts: Mapping[int, str], rank: Int32Array, match: Int32Array, start: 
     residual = _residual(gaps)
     known = set(named.values()) - {""}
     if len(known) < 2 and (all(named.values()) or not residual):
-        note = f"collectives on one host contradict its clock by up to {_us(residual)}" if residual else ""
-        return Clock(True, dict.fromkeys(ranks, 0), residual, note)
+        return Clock(True, dict.fromkeys(ranks, 0), residual, note("clock_contradicted", us=residual / NS_PER_US) if residual else None)
     domains = {r: f"host {named[r]}" if named[r] else f"rank {r}" for r in ranks}
     names = list(dict.fromkeys(domains.values()))
     index = {name: i for i, name in enumerate(names)}
@@ -66,32 +66,18 @@ def align(hosts: Mapping[int, str], rank: Int32Array, match: Int32Array, start: 
     gaps = _gaps(match, start - offset[domain], end - offset[domain])
     sound = not len(gaps) or float((gaps > CONTRADICTED_NS).mean()) <= CONTRADICTED_SHARE
     offsets = {r: int(offset[index[domains[r]]]) for r in ranks}
-    note = _note(names, offset, anchor, _residual(gaps), "" in named.values())
-    return Clock(sound and not anchor.any(), offsets, _residual(gaps), note)
+    found = _note(names, offset, anchor, _residual(gaps) or 0, "" in named.values())
+    return Clock(sound and not anchor.any(), offsets, _residual(gaps), found)
 
 
-def _us(ns: int | None) -> str:
-    us = (ns or 0) / NS_PER_US
-    return f"{us:.0f} us" if us >= 10 else f"{us:.3g} us"
-
-
-def _note(names: list[str], offset: Int64Array, anchor: Int64Array, residual: int | None, unnamed: bool) -> str:
-    parts = []
+def _note(names: list[str], offset: Int64Array, anchor: Int64Array, residual: int, unnamed: bool) -> Note | None:
+    """Which clocks were moved, by how much against the first one's, and which could not be compared with it."""
     clocks = list(zip(names, offset.tolist(), anchor.tolist(), strict=True))
-    moved = [f"{name} by {'+' if ahead > 0 else '-'}{_us(abs(ahead))}" for name, ahead, apart in clocks if ahead and not apart]
-    if moved:
-        by_rank = ", ranks without a host name each by itself" if unnamed else ""
-        parts.append(f"clocks were aligned through matched collectives{by_rank}: {_listed(moved)} against {names[0]}")
-    alone = [name for name, _, apart in clocks if apart]
-    if alone:
-        parts.append(f"the clock of {_listed(alone)} could not be compared with {names[0]} (no collective matched): its times stand apart")
-    if residual:
-        parts.append(f"the aligned clocks still contradict a collective by {_us(residual)} (drift is not modelled)")
-    return "; ".join(parts)
-
-
-def _listed(items: list[str]) -> str:
-    return ", ".join(items[:8]) + (f" and {len(items) - 8} more" if len(items) > 8 else "")
+    moved = tuple((name, ahead / NS_PER_US) for name, ahead, apart in clocks if ahead and not apart)
+    alone = tuple(name for name, _, apart in clocks if apart)
+    if not (moved or alone or residual):
+        return None
+    return note("clocks_aligned", len(moved), moved=moved, alone=alone, against=names[0], unnamed=unnamed, residual_us=residual / NS_PER_US)
 
 
 def _gaps(match: Int32Array, start: Int64Array, end: Int64Array) -> Int64Array:

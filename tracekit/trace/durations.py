@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tracekit.notes import note
 from tracekit.trace.events import DEVICE_WORK, BoolArray, Category, Int64Array, RankTables
 from tracekit.units import NS_PER_MS, NS_PER_S, NULL
 
@@ -183,26 +184,19 @@ def _likely_end(tables: RankTables, rows: Int64Array, impossible: BoolArray, fol
 
 def _note(tables: RankTables, timeless: Int64Array, suspicious: Int64Array) -> None:
     if len(timeless):
-        zero = " (ts 0)" if np.isin(tables.ts[timeless], [0, _zero(tables)]).any() else ""
-        tables.coverage.note(f"{_counted(tables, timeless)} without a time{zero}: counted, left out of every sum")
+        unset = bool(np.isin(tables.ts[timeless], [0, _zero(tables)]).any())
+        tables.coverage.note(note("work_without_time", len(timeless), kernels=_kernels(tables, timeless), unset=unset))
     if len(suspicious):
-        tables.coverage.note(
-            f"{_counted(tables, suspicious)} with an impossible duration (longer than the window, or far over the next work of the "
-            "stream): cut to the usual duration of the name and to where the next work of the stream starts"
-        )
+        tables.coverage.note(note("impossible_durations", len(suspicious), kernels=_kernels(tables, suspicious)))
 
 
 def _note_unfinished(tables: RankTables) -> None:
     unfinished = (tables.phase == ord("X")) & (tables.dur < 0) & (tables.category != Category.METADATA)
     count = int(unfinished.sum())
     if count:
-        events = "events have" if count > 1 else "event has"
-        tables.coverage.note(f"{count} {events} no end (negative or missing duration): left out of every sum")
+        tables.coverage.note(note("events_without_end", count))
 
 
-def _counted(tables: RankTables, rows: Int64Array) -> str:
-    kernels = int((tables.category[rows] == Category.KERNEL).sum())
-    copies = len(rows) - kernels
-    parts = [f"{kernels} kernel{'s' if kernels > 1 else ''}"] if kernels else []
-    parts += [f"{copies} {'copies' if copies > 1 else 'copy'}"] if copies else []
-    return " and ".join(parts)
+def _kernels(tables: RankTables, rows: Int64Array) -> int:
+    """How many of the rows are kernels; the others are copies."""
+    return int((tables.category[rows] == Category.KERNEL).sum())

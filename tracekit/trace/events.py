@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from tracekit.notes import Note, sentences
 from tracekit.units import NULL, NULL32
 
 Int64Array = npt.NDArray[np.int64]
@@ -153,20 +154,25 @@ Status = Literal["complete", "truncated", "repaired", "skipped", "duplicate"]
 
 @dataclass
 class Coverage:
-    """What was and was not read of one file. ``problems`` are whole sentences for the user, without the file's name."""
+    """What was and was not read of one file."""
 
-    file: str
-    rank: int | None = None
+    file: str  # path or URL
+    rank: int | None = None  # global rank; None: not known
     status: Status = "complete"
-    events: int = 0
-    arrows: int = 0
-    problems: list[str] = field(default_factory=list)
+    events: int = 0  # events read
+    arrows: int = 0  # arrow events, which are counted only
+    notes: list[Note] = field(default_factory=list)  # what was odd, lost or repaired
 
-    def note(self, problem: str, status: Status | None = None) -> None:
-        """Add a problem; a worse status replaces a better one."""
+    @property
+    def problems(self) -> list[str]:
+        """The notes as sentences for the user, without the file's name."""
+        return sentences(self.notes)
+
+    def note(self, found: Note, status: Status | None = None) -> None:
+        """Add a note; a worse status replaces a better one."""
         order = ("complete", "repaired", "truncated", "duplicate", "skipped")
-        if problem not in self.problems:
-            self.problems.append(problem)
+        if found not in self.notes:
+            self.notes.append(found)
         if status is not None and order.index(status) > order.index(self.status):
             self.status = status
 

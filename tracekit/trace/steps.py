@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tracekit.notes import note
 from tracekit.trace import intervals
 from tracekit.trace.durations import FOREIGN_NS, host_window
 from tracekit.trace.events import Category, Int8Array, Int32Array, Int64Array, RankTables
@@ -83,20 +84,19 @@ def find_steps(tables: RankTables) -> Steps:
     marks, or when marks were cut, repeat or overlap.
     """
     rows = tables.rows(Category.USER_ANNOTATION, Category.OPERATOR)
-    seen = ""
+    seen = False
     for source, pattern in (("ProfilerStep", _PROFILER_STEP), ("iteration", _ITERATION)):
         number = _numbers(tables, rows, pattern)
         marks = number >= 0
         if not marks.any():
             continue
-        seen = "whole "
+        seen = True
         steps = _steps(tables, rows[marks], number[marks], source)
         if len(steps):
             if source == "iteration":
-                tables.coverage.note("no ProfilerStep marks: steps are taken from numbered iteration ranges")
+                tables.coverage.note(note("steps_by_iteration"))
             return steps
-    why = "" if seen else " (profiler.step() was not called)"
-    tables.coverage.note(f"no {seen}ProfilerStep marks{why}: the whole trace is one window")
+    tables.coverage.note(note("no_whole_steps" if seen else "no_steps"))
     nothing = np.empty(0, np.int64)
     return Steps(nothing, nothing, nothing, "none")
 
@@ -114,21 +114,20 @@ def _numbers(tables: RankTables, rows: Int64Array, pattern: re.Pattern[str]) -> 
 def _steps(tables: RankTables, rows: Int64Array, number: Int64Array, source: str) -> Steps:
     start, duration = tables.ts[rows], tables.dur[rows]
     window = host_window(tables)
-    whole = (duration > 0) & (duration < FOREIGN_NS) & (start >= window.low) & (start <= window.high)
-    if not whole.all():
-        rest = "(or times that cannot be true): not counted as steps"
-        _note(tables, int((~whole).sum()), "step mark has no end", "step marks have no end", rest)
-    start, number, end = start[whole], number[whole], (start + duration)[whole]
+    complete = (duration > 0) & (duration < FOREIGN_NS) & (start >= window.low) & (start <= window.high)
+    if not complete.all():
+        tables.coverage.note(note("steps_without_end", (~complete).sum()))
+    start, number, end = start[complete], number[complete], (start + duration)[complete]
     order = np.lexsort((-end, start))
     start, end, number = start[order], end[order], number[order]
     inner = np.append(False, end[1:] <= np.maximum.accumulate(end)[:-1])[: len(end)]
     if inner.any():
-        _note(tables, int(inner.sum()), "numbered range lies", "numbered ranges lie", "inside another one: counted as a part of that step")
+        tables.coverage.note(note("ranges_inside", inner.sum()))
     start, end, number = start[~inner], end[~inner], number[~inner]
     start, end, number = _each_number_once(tables, start, end, number)
     overlap = end[:-1] > start[1:]
     if overlap.any():
-        _note(tables, int(overlap.sum()), "step overlaps", "steps overlap", "the next one: cut where that starts")
+        tables.coverage.note(note("steps_overlap", overlap.sum()))
         end[:-1] = np.minimum(end[:-1], start[1:])
     return Steps(number, start, end, source)
 
@@ -141,14 +140,10 @@ def _each_number_once(
     if len(used) < len(number):
         later = int((start >= end[first][inverse]).sum())
         if later:
-            _note(tables, later, "step repeats", "steps repeat", "the number of an earlier one: left out")
+            tables.coverage.note(note("steps_repeat", later))
         first.sort()
         start, end, number = start[first], end[first], number[first]
     return start, end, number
-
-
-def _note(tables: RankTables, count: int, one: str, many: str, rest: str) -> None:
-    tables.coverage.note(f"{count} {one if count == 1 else many} {rest}")
 
 
 def find_phases(tables: RankTables) -> Phases:

@@ -20,6 +20,7 @@ from tracekit.findings import Chart, Finding, Section, StackedArea, StackedBars,
 from tracekit.job.activity import Activity
 from tracekit.job.model import Job
 from tracekit.memory.summary import DeviceMemory, of_trace
+from tracekit.notes import text_note
 from tracekit.trace.steps import find_steps
 from tracekit.units import NS_PER_US, NULL
 from tracekit.vocabulary import CATEGORIES
@@ -47,7 +48,7 @@ def reduce(activity: Activity) -> list[DeviceMemory] | None:
     found = of_trace(activity.tables, activity.phases, steps, manifest.owners if manifest is not None else None, span)
     for device in found:
         for note in device.notes:
-            activity.coverage.note(note)
+            activity.coverage.note(text_note(note))
     return found
 
 

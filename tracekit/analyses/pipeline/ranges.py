@@ -21,6 +21,7 @@ import pandas as pd
 from tracekit.collectives.purpose import role_of_axis
 from tracekit.job.activity import Activity, Work
 from tracekit.mesh.names import axis_of_description
+from tracekit.notes import note
 from tracekit.trace import intervals
 from tracekit.trace.durations import FOREIGN_NS
 from tracekit.trace.events import BoolArray, Category, Int64Array, RankTables
@@ -121,7 +122,7 @@ def _on_device(activity: Activity, pieces: Pieces) -> Pieces:
     np.maximum.at(end, piece[inside], device.end[works][inside])
     worked = end != NULL
     if worked.sum() * 2 <= len(worked):
-        activity.coverage.note("most ranges of pipeline stages launched nothing on the device: their times are the host's")
+        activity.coverage.note(note("stages_on_host"))
         return pieces
     return replace(pieces, start=np.where(worked, start, NULL), end=end, on_device=True)
 
