@@ -24,7 +24,7 @@ from tracekit.job.load import LoadOptions, load_job
 from tracekit.job.model import Job
 from tracekit.job.window import Task, reduce_window
 from tracekit.manifest import Axis, Manifest
-from tracekit.simulate.pipeline_order import simulate
+from tracekit.simulate.pipeline.order import simulate
 from tracekit.trace.clock import Clock
 
 #: (name of the range, start, end) in us.

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from tracekit.job.load import LoadOptions, load_job
-from tracekit.simulate.linear_model import Batch
-from tracekit.simulate.model_units import Unit
-from tracekit.simulate.shard_layout import Array, Parameter
+from tracekit.simulate.data_parallel.model import Batch
+from tracekit.simulate.data_parallel.units import Unit
+from tracekit.simulate.data_parallel.layouts import Array, Parameter
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
 

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from tracekit.simulate.shard_layout import Parameter
+from tracekit.simulate.data_parallel.layouts import Parameter
 
 WORLDS = st.integers(1, 8)
 

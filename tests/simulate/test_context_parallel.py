@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from tracekit.errors import UsageError
 from tracekit.simulate import context_parallel
 from tracekit.simulate.attention import attend, attend_backward, attend_block, causal_mask, delta_of, finish, merge, nothing_seen
-from tracekit.simulate.context_algorithms import ALGORITHMS
+from tracekit.simulate.context_parallel.algorithms import ALGORITHMS
 from tracekit.simulate.context_parallel import Arguments
-from tracekit.simulate.context_problem import token_places
+from tracekit.simulate.context_parallel.problem import token_places
 from tracekit.simulate.functions import softmax
 
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tracekit.errors import UsageError
 from tracekit.simulate import experts
 from tracekit.simulate.experts import Arguments
-from tracekit.simulate.experts_model import Weights, one_rank
-from tracekit.simulate.experts_run import Exchange
-from tracekit.simulate.routing import balance_loss, capacity_of, drop, plan, route
+from tracekit.simulate.experts.layer import Weights, one_rank
+from tracekit.simulate.experts.ranks import Exchange
+from tracekit.simulate.experts.routing import balance_loss, capacity_of, drop, plan, route
 
 LOGITS = np.log(np.array([[6.0, 3.0, 1.0], [5.0, 1.0, 4.0], [7.0, 2.0, 1.0], [1.0, 2.0, 7.0]]))
 

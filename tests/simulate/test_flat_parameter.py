@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.simulate.shapes import WORLDS, parameters
-from tracekit.simulate.flat_parameter import flat_layout, intervals
-from tracekit.simulate.shard_layout import Parameter
+from tracekit.simulate.data_parallel.layouts import flat_layout, intervals
+from tracekit.simulate.data_parallel.layouts import Parameter
 
 TWO_LINEAR = [Parameter("W1", (2, 3)), Parameter("b1", (2,)), Parameter("W2", (2, 2)), Parameter("b2", (2,))]
 

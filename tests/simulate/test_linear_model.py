@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracekit.errors import UsageError
-from tracekit.simulate.adam import Adam
-from tracekit.simulate.linear_model import LinearStack, batches, largest_error, layers_from_text, train_in_one_process
-from tracekit.simulate.model_units import units_of
+from tracekit.simulate.data_parallel.model import Adam
+from tracekit.simulate.data_parallel.model import LinearStack, batches, largest_error, layers_from_text, train_in_one_process
+from tracekit.simulate.data_parallel.units import units_of
 
 
 def loss(model, values, batch):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tracekit.errors import UsageError
 from tracekit.estimate import pipeline as estimate
 from tracekit.simulate import pipeline
-from tracekit.simulate.pipeline_order import order, simulate
+from tracekit.simulate.pipeline.order import order, simulate
 
 durations = st.fractions(0, 6, max_denominator=7)
 

@@ -8,11 +8,11 @@ import pytest
 
 from tests.simulate.recordings import ParameterChain, Recorded, Shown, recorded
 from tracekit.simulate import context_parallel, experts, fsdp, mesh, pipeline, tensor_parallel, zero
-from tracekit.simulate.adam import Adam
+from tracekit.simulate.data_parallel.model import Adam
 from tracekit.simulate.experiment import Call
-from tracekit.simulate.flat_parameter import ALIGNMENT_BYTES, flat_layout
-from tracekit.simulate.model_units import buckets_of
-from tracekit.simulate.sharded_parameter import sharded_layout
+from tracekit.simulate.data_parallel.layouts import ALIGNMENT_BYTES, flat_layout
+from tracekit.simulate.data_parallel.units import buckets_of
+from tracekit.simulate.data_parallel.layouts import sharded_layout
 from tracekit.simulate.sharded_training import Rules, ShardedTraining
 from tracekit.simulate.sharded_units import Widths
 from tracekit.simulate.zero_strategies import RECIPES, STRATEGIES

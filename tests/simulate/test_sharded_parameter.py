@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from tests.simulate.shapes import WORLDS, parameters
 from tracekit.errors import UsageError
-from tracekit.simulate.shard_layout import Parameter
-from tracekit.simulate.sharded_parameter import rows_of_rank, sharded_layout
+from tracekit.simulate.data_parallel.layouts import Parameter
+from tracekit.simulate.data_parallel.layouts import rows_of_rank, sharded_layout
 
 
 def labels(layout):

@@ -11,7 +11,7 @@ from tracekit.errors import UsageError
 from tracekit.simulate import tensor_parallel
 from tracekit.simulate.functions import gelu, gelu_backward, softmax, softmax_backward
 from tracekit.simulate.tensor_parallel import Arguments
-from tracekit.simulate.tensor_parallel_layers import Block, Norm, block_step, layer_step
+from tracekit.simulate.tensor_parallel.layers import Block, Norm, block_step, layer_step
 
 
 def _slope(function, array, direction, width=1e-5):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tracekit.collectives.cost import ALGORITHMS, logical_steps, seconds
 from tracekit.collectives.semantics import sent_bytes
-from tracekit.simulate.closed_forms import sent_elements
+from tracekit.simulate.collectives.closed_forms import sent_elements
 from tracekit.simulate.experiment import Call, Message
 from tracekit.simulate.schedules import schedule
 from tracekit.simulate.virtual import Network, even_splits

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from tracekit.simulate.experiment import CELL_KINDS, Cell, Message, Moment
-from tracekit.simulate.shard_layout import Array, Piece
+from tracekit.simulate.functions import Float
 from tracekit.simulate.virtual import Network
 
 
@@ -20,10 +20,10 @@ class Holdings:
     def __init__(self, world: int) -> None:
         self.world = world
         self.moments: list[Moment] = []
-        self._arrays: list[dict[str, Array]] = [{} for _ in range(world)]
+        self._arrays: list[dict[str, Float]] = [{} for _ in range(world)]
         self._cells: list[dict[str, tuple[Cell, ...]]] = [{} for _ in range(world)]
 
-    def put(self, rank: int, name: str, array: Array, cells: Sequence[Cell], element_bytes: int) -> None:
+    def put(self, rank: int, name: str, array: Float, cells: Sequence[Cell], element_bytes: int) -> None:
         """Let ``rank`` hold ``array``, pictured by ``cells``, in the place of an earlier one of this name."""
         shown = sum(cell.bytes for cell in cells)
         real = array.size * element_bytes
@@ -31,7 +31,7 @@ class Holdings:
         self._arrays[rank][name] = array
         self._cells[rank][name] = tuple(cells)
 
-    def get(self, rank: int, name: str) -> Array:
+    def get(self, rank: int, name: str) -> Float:
         """The array that ``rank`` holds under ``name``."""
         return self._arrays[rank][name]
 
@@ -51,33 +51,10 @@ class Holdings:
             self._arrays[rank][new] = self._arrays[rank].pop(old)
             self._cells[rank][new] = self._cells[rank].pop(old)
 
-    def record(self, title: str, text: str, messages: Sequence[Message] = (), logical_step: int | None = None) -> Moment:
+    def record(self, title: str, text: str, messages: Sequence[Message] = (), logical_step: int | None = None) -> None:
         """Keep a picture of the present."""
         holds = tuple(tuple(cell for held in cells.values() for cell in held) for cells in self._cells)
-        moment = Moment(title, text, holds, tuple(messages), logical_step)
-        self.moments.append(moment)
-        return moment
-
-    def record_sent(self, title: str, text: str, network: Network, before: int) -> Moment:
-        """Keep a picture that ends the messages of ``network`` from number ``before`` on."""
-        messages = [message for _, message in network.messages[before:]]
-        return self.record(title, text, messages, network.steps if messages else None)
-
-
-def cells_of(pieces: Iterable[Piece], kind: str, element_bytes: int, prefix: str = "") -> tuple[Cell, ...]:
-    """One cell a piece, padding in its own kind. ``prefix`` comes before the label (``grad ``, ``exp_avg ``).
-
-    The detail is the interval of the parameter's elements, then the offset in the array: ``[4, 6) at 10``; of padding its length.
-    """
-    return tuple(
-        Cell(
-            f"{prefix}{piece.label}",
-            "padding" if piece.parameter is None else kind,
-            piece.elements * element_bytes,
-            f"{piece.elements} at {piece.offset}" if piece.parameter is None else f"[{piece.begin}, {piece.end}) at {piece.offset}",
-        )
-        for piece in pieces
-    )
+        self.moments.append(Moment(title, text, holds, tuple(messages), logical_step))
 
 
 def bytes_by_kind(cells: Iterable[Cell]) -> dict[str, int]:
@@ -94,3 +71,46 @@ def peak(moments: Sequence[Moment]) -> tuple[int, int]:
         ((index, rank) for index, moment in enumerate(moments) for rank in range(len(moment.holds))),
         key=lambda place: (moments[place[0]].live_bytes(place[1]), -place[0], -place[1]),
     )
+
+
+class PicturedRanks:
+    """``world`` ranks on one ``network``. All arrays count ``element_bytes`` an element, held or under way, where nothing else is said."""
+
+    def __init__(self, world: int, element_bytes: int) -> None:
+        self.world = world
+        self.element_bytes = element_bytes
+        self.network = Network(world, element_bytes)
+        self.group = list(range(world))
+        self._holdings = Holdings(world)
+        self._pictured = 0
+
+    @property
+    def moments(self) -> list[Moment]:
+        """The pictures so far."""
+        return self._holdings.moments
+
+    def keep(self, name: str, arrays: Sequence[Float], kind: str = "activation", labels: Sequence[str] | None = None) -> None:
+        """Every rank holds its array under ``name`` from now on. ``labels``: what it is called on each rank, else ``name``."""
+        for rank, array in enumerate(arrays):
+            shape = " x ".join(str(length) for length in array.shape)
+            cell = Cell(labels[rank] if labels else name, kind, array.size * self.element_bytes, shape)
+            self.keep_cells(rank, name, array, [cell])
+
+    def keep_cells(self, rank: int, name: str, array: Float, cells: Sequence[Cell]) -> None:
+        """One rank holds ``array`` under ``name``, pictured by several cells whose bytes add up to the array's."""
+        self._holdings.put(rank, name, array, cells, self.element_bytes)
+
+    def drop(self, *names: str) -> None:
+        """Every rank frees what it holds under ``names``."""
+        for name in names:
+            self._holdings.drop(name)
+
+    def picture(self, title: str, text: str) -> None:
+        """Record a moment with the messages since the last one; its logical step is the count so far, None where nothing was sent."""
+        sent = self.network.messages[self._pictured :]
+        self._pictured = len(self.network.messages)
+        self._holdings.record(title, text, [message for _, message in sent], self.network.steps if sent else None)
+
+    def most_held(self) -> int:
+        """Most bytes that one rank holds in any picture."""
+        return max((moment.live_bytes(rank) for moment in self.moments for rank in range(self.world)), default=0)

@@ -1,6 +1,6 @@
 """Who sends which piece to whom in which step: the algorithms behind the collectives, as lists of rounds.
 
-Positions count within the group (0 to x-1). A piece is found by its key: ``(chunk,)``, or ``(from, to)`` in an all-to-all. Rounds only say
+Positions count within the group (0 to x-1). A chunk is found by its key: ``(chunk,)``, or ``(from, to)`` in an all-to-all. Rounds only say
 what moves; ``Network.run`` moves it, adds it up and counts. Sources: rings, Patarasu and Yuan (2009), doi:10.1016/j.jpdc.2008.09.002;
 binomial trees and pairwise exchange, Thakur, Rabenseifner and Gropp (2005), doi:10.1177/1094342005051521.
 """
@@ -16,19 +16,19 @@ import numpy.typing as npt
 Key = tuple[int, ...]
 
 
-class Piece(NamedTuple):
+class Chunk(NamedTuple):
     """Some elements, and the ranks whose contributions they sum (one rank: a plain copy of what that rank had)."""
 
     array: npt.NDArray[np.generic]
     ranks: tuple[int, ...]
 
-    def plus(self, other: Piece) -> Piece:
-        """The sum of both."""
-        return Piece(np.add(self.array, other.array), tuple(sorted(self.ranks + other.ranks)))
+    def plus(self, other: Chunk, largest: bool = False) -> Chunk:
+        """The sum of both, or their maximum element by element."""
+        return Chunk((np.maximum if largest else np.add)(self.array, other.array), tuple(sorted(self.ranks + other.ranks)))
 
 
 class Transfer(NamedTuple):
-    """One message: the pieces ``keys`` from position ``source`` to ``target``.
+    """One message: the chunks ``keys`` from position ``source`` to ``target``.
 
     ``add``: the target adds them to its own instead of putting them in place; ``keep``: the source needs them still.
     """
@@ -43,13 +43,12 @@ class Transfer(NamedTuple):
 Round = list[Transfer]
 
 
-def label(transfer: Transfer, pieces: Sequence[Piece]) -> str:
+def label(transfer: Transfer, chunks: Sequence[Chunk]) -> str:
     """What a message carries, for a reader: ``c0``, ``c0 = r1+r2``, ``piece 0 to 2``."""
-    texts = [piece_label(key, piece.ranks, transfer.add) for key, piece in zip(transfer.keys, pieces, strict=True)]
-    return ", ".join(texts)
+    return ", ".join(chunk_label(key, chunk.ranks, transfer.add) for key, chunk in zip(transfer.keys, chunks, strict=True))
 
 
-def piece_label(key: Key, ranks: Sequence[int], summed: bool) -> str:
+def chunk_label(key: Key, ranks: Sequence[int], summed: bool) -> str:
     """``c0``; where it is ``summed``, or the sum of several, with the ranks in the sum: ``c0 = r1+r2``; ``0 to 2`` in an all-to-all."""
     if len(key) == 2:
         return f"{key[0]} to {key[1]}"
@@ -136,7 +135,7 @@ def _tree_reduce(size: int, root: int) -> list[Round]:
 
 
 def _tree_scatter(size: int, root: int) -> list[Round]:
-    """Whoever has pieces for a range of positions gives away the upper half of them."""
+    """Whoever has chunks for a range of positions gives away the upper half of them."""
     rounds, span = [], 1
     while span < size:
         span *= 2

@@ -23,12 +23,12 @@ import numpy.typing as npt
 
 from tracekit.simulate import schedules
 from tracekit.simulate.experiment import Call, Message
-from tracekit.simulate.schedules import Key, Piece, Round
+from tracekit.simulate.schedules import Key, Chunk, Round
 
 Array = npt.NDArray[np.generic]
-Held = list[dict[Key, Piece]]
+Held = list[dict[Key, Chunk]]
 #: Called after each step of a collective with what every member (in group order) holds, and the messages of the step.
-Watch = Callable[[Sequence[Mapping[Key, Piece]], Sequence[Message]], None]
+Watch = Callable[[Sequence[Mapping[Key, Chunk]], Sequence[Message]], None]
 
 
 class SendTags(TypedDict, total=False):
@@ -130,11 +130,8 @@ class Network:
     ) -> list[Array]:
         """Every member gets all parts, concatenated along ``dim`` in group order. Parts may be uneven or empty. ``ring`` or ``naive``."""
         self._members(group, parts)
-        held: Held = [{(i,): Piece(part, (group[i],))} for i, part in enumerate(parts)]
-        self._run("all_gather", algorithm, group, held, tags)
-        self._record(
-            "all_gather", group, [sum(p.size for p in parts) * self._element(parts[0], tags)] * len(group), tags, tags.get("label", "")
-        )
+        held: Held = [{(i,): Chunk(part, (group[i],))} for i, part in enumerate(parts)]
+        self._run("all_gather", algorithm, group, held, tags, [parts] * len(group))
         return [np.concatenate([mine[i,].array for i in range(len(group))], axis=dim) for mine in held]
 
     def reduce_scatter(
@@ -145,109 +142,112 @@ class Network:
         ``splits``: lengths of the chunks, one a member; None cuts as evenly as possible, longer chunks first.
         """
         self._members(group, inputs)
-        cut = [_cut(array, splits, len(group), dim) for array in inputs]
-        held: Held = [{(c,): Piece(chunk, (rank,)) for c, chunk in enumerate(chunks)} for rank, chunks in zip(group, cut, strict=True)]
-        self._run("reduce_scatter", "ring", group, held, tags)
-        self._record("reduce_scatter", group, [a.size * self._element(a, tags) for a in inputs], tags, tags.get("label", ""))
+        held = _chunks(inputs, group, splits, len(group), dim)
+        self._run("reduce_scatter", "ring", group, held, tags, [[array] for array in inputs])
         return [mine[i,].array.copy() for i, mine in enumerate(held)]
 
-    def all_reduce(self, inputs: Sequence[Array], group: Sequence[int], algorithm: str = "ring", **tags: Unpack[Tags]) -> list[Array]:
-        """Every member gets the sum. ``ring`` (reduce-scatter, then all-gather), ``tree`` or ``star`` (reduce, then broadcast)."""
+    def all_reduce(
+        self, inputs: Sequence[Array], group: Sequence[int], algorithm: str = "ring", largest: bool = False, **tags: Unpack[Tags]
+    ) -> list[Array]:
+        """Every member gets the sum (``largest``: the maximum, element by element).
+
+        ``ring`` (reduce-scatter, then all-gather), ``tree`` or ``star`` (reduce, then broadcast).
+        """
         self._members(group, inputs)
-        flat = [array.reshape(-1) for array in inputs]
-        pieces = len(group) if algorithm == "ring" else 1
-        held: Held = [
-            {(c,): Piece(chunk, (rank,)) for c, chunk in enumerate(_cut(array, None, pieces, 0))}
-            for rank, array in zip(group, flat, strict=True)
-        ]
-        self._run("all_reduce", algorithm, group, held, tags)
-        self._record("all_reduce", group, [a.size * self._element(a, tags) for a in inputs], tags, tags.get("label", ""))
-        shape = inputs[0].shape
-        return [np.concatenate([mine[c,].array for c in range(pieces)]).reshape(shape) for mine in held]
+        count = len(group) if algorithm == "ring" else 1
+        held = _chunks([array.reshape(-1) for array in inputs], group, None, count, 0)
+        self._run("all_reduce", algorithm, group, held, tags, [[array] for array in inputs], largest=largest)
+        return [np.concatenate([mine[c,].array for c in range(count)]).reshape(inputs[0].shape) for mine in held]
 
     def broadcast(self, array: Array, group: Sequence[int], root: int, algorithm: str = "tree", **tags: Unpack[Tags]) -> list[Array]:
         """Every member gets ``array`` of rank ``root``. ``tree`` or ``star``."""
         self._members(group, None)
-        held: Held = [{(0,): Piece(array, (root,))} if rank == root else {} for rank in group]
-        self._run("broadcast", algorithm, group, held, tags, self._place(root, group))
-        self._record("broadcast", group, [array.size * self._element(array, tags)] * len(group), tags, tags.get("label", ""))
+        held: Held = [{(0,): Chunk(array, (root,))} if rank == root else {} for rank in group]
+        self._run("broadcast", algorithm, group, held, tags, [[array]] * len(group), self._position(root, group))
         return [mine[0,].array.copy() for mine in held]
 
     def reduce(self, inputs: Sequence[Array], group: Sequence[int], root: int, algorithm: str = "tree", **tags: Unpack[Tags]) -> Array:
         """Rank ``root`` gets the sum. ``tree`` or ``star``."""
         self._members(group, inputs)
-        held: Held = [{(0,): Piece(array, (rank,))} for rank, array in zip(group, inputs, strict=True)]
-        place = self._place(root, group)
-        self._run("reduce", algorithm, group, held, tags, place)
-        self._record("reduce", group, [a.size * self._element(a, tags) for a in inputs], tags, tags.get("label", ""))
-        return held[place][0,].array.copy()
+        held: Held = [{(0,): Chunk(array, (rank,))} for rank, array in zip(group, inputs, strict=True)]
+        at = self._position(root, group)
+        self._run("reduce", algorithm, group, held, tags, [[array] for array in inputs], at)
+        return held[at][0,].array.copy()
 
     def scatter(
         self, pieces: Sequence[Array], group: Sequence[int], root: int, algorithm: str = "star", **tags: Unpack[Tags]
     ) -> list[Array]:
         """Member i gets ``pieces[i]`` of rank ``root``. ``star`` or ``tree``."""
         self._members(group, pieces)
-        place = self._place(root, group)
+        at = self._position(root, group)
         held: Held = [{} for _ in group]
-        held[place] = {(i,): Piece(piece, (root,)) for i, piece in enumerate(pieces)}
-        self._run("scatter", algorithm, group, held, tags, place)
-        self._record(
-            "scatter", group, [sum(p.size for p in pieces) * self._element(pieces[0], tags)] * len(group), tags, tags.get("label", "")
-        )
+        held[at] = {(i,): Chunk(piece, (root,)) for i, piece in enumerate(pieces)}
+        self._run("scatter", algorithm, group, held, tags, [pieces] * len(group), at)
         return [mine[i,].array.copy() for i, mine in enumerate(held)]
 
     def gather(self, parts: Sequence[Array], group: Sequence[int], root: int, algorithm: str = "star", **tags: Unpack[Tags]) -> Array:
         """Rank ``root`` gets all parts, concatenated along their first dimension in group order. ``star`` or ``tree``."""
         self._members(group, parts)
-        place = self._place(root, group)
-        held: Held = [{(i,): Piece(part, (group[i],))} for i, part in enumerate(parts)]
-        self._run("gather", algorithm, group, held, tags, place)
-        self._record(
-            "gather", group, [sum(p.size for p in parts) * self._element(parts[0], tags)] * len(group), tags, tags.get("label", "")
-        )
-        return np.concatenate([held[place][i,].array for i in range(len(group))])
+        at = self._position(root, group)
+        held: Held = [{(i,): Chunk(part, (group[i],))} for i, part in enumerate(parts)]
+        self._run("gather", algorithm, group, held, tags, [parts] * len(group), at)
+        return np.concatenate([held[at][i,].array for i in range(len(group))])
 
     def all_to_all(self, pieces: Sequence[Sequence[Array]], group: Sequence[int], **tags: Unpack[Tags]) -> list[list[Array]]:
         """``pieces[i][j]`` goes from member i to member j; result ``[j][i]`` is what member j got from member i. Pairwise, any sizes."""
         self._members(group, pieces)
         if any(len(row) != len(group) for row in pieces):
             raise ValueError(f"all_to_all in a group of {len(group)} needs one piece for each member from each member")
-        held: Held = [{(i, j): Piece(piece, (group[i],)) for j, piece in enumerate(row)} for i, row in enumerate(pieces)]
-        self._run("all_to_all", "pairwise", group, held, tags)
-        sizes = [sum(p.size for p in row) * self._element(row[0], tags) for row in pieces]
-        self._record("all_to_all", group, sizes, tags, tags.get("label", ""))
+        held: Held = [{(i, j): Chunk(piece, (group[i],)) for j, piece in enumerate(row)} for i, row in enumerate(pieces)]
+        self._run("all_to_all", "pairwise", group, held, tags, pieces)
         return [[held[j][i, j].array.copy() for i in range(len(group))] for j in range(len(group))]
 
-    def run(self, rounds: Sequence[Round], group: Sequence[int], held: Held, **tags: Unpack[Tags]) -> None:
-        """Carry out a schedule: ``held[i]`` is what member i holds, and is changed. Each round is one logical step."""
+    def run(self, rounds: Sequence[Round], group: Sequence[int], held: Held, largest: bool = False, **tags: Unpack[Tags]) -> None:
+        """Carry out a schedule: ``held[i]`` is what member i holds, and is changed. Each round is one logical step.
+
+        ``largest``: where chunks meet, their maximum is kept in the place of their sum.
+        """
         watch, about = tags.get("watch"), tags.get("label", "")
         for transfers in rounds:
             with self.step(group) as sent:
                 under_way = [[held[t.source][key] for key in t.keys] for t in transfers]
                 arrived = []
-                for t, pieces in zip(transfers, under_way, strict=True):
-                    label = f"{about}: {schedules.label(t, pieces)}" if about else schedules.label(t, pieces)
-                    arrived.append(self._hand_over(group[t.source], group[t.target], pieces, label, tags))
+                for t, chunks in zip(transfers, under_way, strict=True):
+                    label = f"{about}: {schedules.label(t, chunks)}" if about else schedules.label(t, chunks)
+                    arrived.append(self._hand_over(group[t.source], group[t.target], chunks, label, tags))
                     if not t.keep:
                         for key in t.keys:
                             del held[t.source][key]
-            for t, pieces in zip(transfers, arrived, strict=True):
-                for key, piece in zip(t.keys, pieces, strict=True):
-                    held[t.target][key] = held[t.target][key].plus(piece) if t.add else piece
+            for t, chunks in zip(transfers, arrived, strict=True):
+                for key, chunk in zip(t.keys, chunks, strict=True):
+                    held[t.target][key] = held[t.target][key].plus(chunk, largest) if t.add else chunk
             if watch is not None:
                 watch(held, sent)
 
-    def _run(self, kind: str, algorithm: str, group: Sequence[int], held: Held, tags: Tags, root: int = 0) -> None:
-        self.run(schedules.schedule(kind, algorithm, len(group), root), group, held, **tags)
+    def _run(
+        self,
+        kind: str,
+        algorithm: str,
+        group: Sequence[int],
+        held: Held,
+        tags: Tags,
+        full: Sequence[Sequence[Array]],
+        root: int = 0,
+        largest: bool = False,
+    ) -> None:
+        """Carry out a collective and note it; ``full[i]`` are the arrays that make the full tensor of member i."""
+        self.run(schedules.schedule(kind, algorithm, len(group), root), group, held, largest, **tags)
+        sizes = [sum(array.size for array in arrays) * self._element(arrays[0], tags) for arrays in full]
+        self._record(kind, group, sizes, tags, tags.get("label", ""))
 
-    def _hand_over(self, source: int, target: int, pieces: Sequence[Piece], label: str, tags: Tags) -> list[Piece]:
-        """Several pieces in one message."""
-        size = sum(piece.array.size * self._element(piece.array, tags) for piece in pieces)
+    def _hand_over(self, source: int, target: int, chunks: Sequence[Chunk], label: str, tags: Tags) -> list[Chunk]:
+        """Several chunks in one message."""
+        size = sum(chunk.array.size * self._element(chunk.array, tags) for chunk in chunks)
         assert self._open is not None
         self._open.append(Message(source, target, label, size))
         self.sent_bytes[source] += size
         self.received_bytes[target] += size
-        return [Piece(piece.array.copy(), piece.ranks) for piece in pieces]
+        return [Chunk(chunk.array.copy(), chunk.ranks) for chunk in chunks]
 
     def _element(self, array: Array, tags: SendTags) -> int:
         given = tags.get("element_bytes", self.element_bytes)
@@ -274,7 +274,7 @@ class Network:
             raise ValueError(f"rank {wrong[0]} does not exist among {self.world}")
 
     @staticmethod
-    def _place(root: int, group: Sequence[int]) -> int:
+    def _position(root: int, group: Sequence[int]) -> int:
         if root not in group:
             raise ValueError(f"root {root} is not in the group {list(group)}")
         return list(group).index(root)
@@ -286,8 +286,13 @@ def even_splits(length: int, pieces: int) -> list[int]:
     return [whole + (i < more) for i in range(pieces)]
 
 
-def _cut(array: Array, splits: Sequence[int] | None, pieces: int, dim: int) -> list[Array]:
-    lengths = even_splits(array.shape[dim], pieces) if splits is None else list(splits)
-    if len(lengths) != pieces or min(lengths) < 0 or sum(lengths) != array.shape[dim]:
-        raise ValueError(f"splits {lengths} do not cut {array.shape[dim]} elements into {pieces} chunks")
-    return np.split(array, np.cumsum(lengths)[:-1].tolist(), axis=dim)
+def _chunks(arrays: Sequence[Array], group: Sequence[int], splits: Sequence[int] | None, count: int, dim: int) -> Held:
+    """Each member's array cut into ``count`` chunks along ``dim``."""
+    held: Held = []
+    for rank, array in zip(group, arrays, strict=True):
+        lengths = even_splits(array.shape[dim], count) if splits is None else list(splits)
+        if len(lengths) != count or min(lengths) < 0 or sum(lengths) != array.shape[dim]:
+            raise ValueError(f"splits {lengths} do not cut {array.shape[dim]} elements into {count} chunks")
+        cut = np.split(array, np.cumsum(lengths)[:-1].tolist(), axis=dim)
+        held.append({(c,): Chunk(chunk, (rank,)) for c, chunk in enumerate(cut)})
+    return held

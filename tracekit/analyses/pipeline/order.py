@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from tracekit.errors import UsageError
-from tracekit.simulate.pipeline_order import order as simulated_order
+from tracekit.simulate.pipeline.order import order as simulated_order
 
 UNKNOWN = "unknown"
 
