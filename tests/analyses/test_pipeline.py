@@ -126,7 +126,7 @@ def test_what_is_measured_of_an_ideal_timeline_is_the_ideal(schedule: str, p: in
     traces = []
     for rank in range(p):
         pieces = sorted(timeline.of_rank(rank), key=lambda piece: piece.start)
-        names = [f"PP:{piece.work.chunk}{spelled[piece.work.kind]}{piece.work.micro_batch}" for piece in pieces]
+        names = [f"PP:{timed.action.chunk}{spelled[timed.action.kind]}{timed.action.micro_batch}" for timed in pieces]
         traces.append(rank_of(rank, [(n, int(10 * x.start), int(10 * x.end)) for n, x in zip(names, pieces, strict=True)], p))
     told = found(*traces)
     share = closed_forms.bubble_share(schedule, p, m, 2 * f, 2 * b, 2, v)

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from tracekit.job.load import LoadOptions, load_job
-from tracekit.simulate.data_parallel.model import Batch
+from tracekit.simulate.data_parallel.layouts import Array, ParameterShape
+from tracekit.simulate.data_parallel.model import Samples
 from tracekit.simulate.data_parallel.units import Unit
-from tracekit.simulate.data_parallel.layouts import Array, Parameter
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
 
@@ -48,7 +48,7 @@ class Recorded:
         return last
 
     @property
-    def parameters(self) -> tuple[Parameter, ...]:
+    def parameters(self) -> tuple[ParameterShape, ...]:
         """The whole parameters of the model, in order; the manifest of a flat parameter has only shards of them."""
         m = self.manifest["model"]
         hidden, kv = m["hidden"], m["hidden"] // m["heads"] * m["kv_heads"]
@@ -59,7 +59,7 @@ class Recorded:
         shapes = {"embedding.tokens": (m["vocabulary"], hidden), "embedding.positions": (m["sequence"], hidden)}
         shapes |= {f"layers.{layer}.{name}": shape for layer in range(m["layers"]) for name, shape in block.items()}
         shapes |= {"norm": (hidden,), "head": (m["vocabulary"], hidden)}
-        found = tuple(Parameter(f"{name}.weight", shape) for name, shape in shapes.items())
+        found = tuple(ParameterShape(f"{name}.weight", shape) for name, shape in shapes.items())
         assert sum(p.elements for p in found) == m["parameters"]
         return found
 
@@ -82,18 +82,18 @@ class ParameterChain:
     The order of a step and what is sent depend on shapes alone, so this runs the simulator at the sizes of any model.
     """
 
-    def __init__(self, parameters: tuple[Parameter, ...]) -> None:
+    def __init__(self, parameters: tuple[ParameterShape, ...]) -> None:
         self.parameters = parameters
         self.layers = len(parameters)
 
-    def layer_parameters(self, layer: int) -> tuple[Parameter, ...]:
+    def layer_parameters(self, layer: int) -> tuple[ParameterShape, ...]:
         return (self.parameters[layer],)
 
     def initial(self) -> dict[str, Array]:
         return {p.name: np.zeros(p.shape) for p in self.parameters}
 
-    def batch(self, world: int, micro_batches: int) -> Batch:
-        return Batch(np.zeros((world * micro_batches, 1)), np.zeros((world * micro_batches, 1)))
+    def batch(self, world: int, micro_batches: int) -> Samples:
+        return Samples(np.zeros((world * micro_batches, 1)), np.zeros((world * micro_batches, 1)))
 
     def forward_layer(self, layer: int, values: dict[str, Array], x: Array) -> Array:
         assert values[self.parameters[layer].name].shape == self.parameters[layer].shape

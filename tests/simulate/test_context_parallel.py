@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tracekit.errors import UsageError
 from tracekit.simulate import context_parallel
 from tracekit.simulate.attention import attend, attend_backward, attend_block, causal_mask, delta_of, finish, merge, nothing_seen
-from tracekit.simulate.context_parallel.algorithms import ALGORITHMS
 from tracekit.simulate.context_parallel import Arguments
+from tracekit.simulate.context_parallel.algorithms import ALGORITHMS
 from tracekit.simulate.context_parallel.problem import token_places
 from tracekit.simulate.functions import softmax
 
@@ -160,10 +160,10 @@ def test_a_wrong_gradient_is_found(monkeypatch):
         ({"algorithm": "ulysses", "heads": 6}, "6 heads do not divide by 4"),
         ({"kv_heads": 3}, "3 heads of keys and values do not divide 4 heads"),
         ({"cp": 0}, "cp 0"),
-        ({"head_size": -2}, "head size -2"),
-        ({"seed": -1}, "seed -1"),
-        ({"algorithm": "star"}, "no algorithm 'star'"),
-        ({"layout": "striped"}, "no layout 'striped'"),
+        ({"head_size": -2}, "--head-size -2"),
+        ({"seed": -1}, "--seed -1"),
+        ({"algorithm": "star"}, "--algorithm star"),
+        ({"layout": "striped"}, "--layout striped"),
         ({"sequence": 1 << 20}, "scores"),
         ({"head_size": 1 << 20}, "elements of one array"),
         ({"sequence": 256, "head_size": 512}, "multiplications"),

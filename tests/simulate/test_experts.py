@@ -12,7 +12,7 @@ from tracekit.simulate import experts
 from tracekit.simulate.experts import Arguments
 from tracekit.simulate.experts.layer import Weights, one_rank
 from tracekit.simulate.experts.ranks import Exchange
-from tracekit.simulate.experts.routing import balance_loss, capacity_of, drop, plan, route
+from tracekit.simulate.experts.routing import balance_loss, capacity_of, drop, route, sending_order
 
 LOGITS = np.log(np.array([[6.0, 3.0, 1.0], [5.0, 1.0, 4.0], [7.0, 2.0, 1.0], [1.0, 2.0, 7.0]]))
 
@@ -43,11 +43,11 @@ def test_capacity_is_rounded_up(factor, capacity):
 
 def test_the_order_of_sending():
     routing = drop(route(LOGITS, 2, normalised=False), 2, "position")
-    compact, padded = plan(routing, None), plan(routing, 2)
+    compact, padded = sending_order(routing, None), sending_order(routing, 2)
     assert compact.tokens.tolist() == [0, 1, 0, 2, 1, 3]  # expert 0: 0, 1; expert 1: 0, 2; expert 2: 1, 3
     assert compact.slots.tolist() == [0, 0, 1, 1, 1, 0]
     assert compact.rows.tolist() == padded.rows.tolist() == [0, 1, 2, 3, 4, 5]
-    wide = plan(routing, 3)
+    wide = sending_order(routing, 3)
     assert wide.rows.tolist() == [0, 1, 3, 4, 6, 7]
     assert (wide.counts.tolist(), wide.sizes.tolist()) == ([2, 2, 2], [3, 3, 3])
 
@@ -181,11 +181,11 @@ def test_a_wrong_gradient_is_found(monkeypatch):
         ({"capacity_factor": 9.0}, "capacity factor 9"),
         ({"pad": True, "capacity_factor": 0.0}, "no limit"),
         ({"routing": "balanced", "tokens": 15}, "do not spread evenly"),
-        ({"routing": "hash"}, "no routing 'hash'"),
-        ({"drop_by": "age"}, "no drop by 'age'"),
-        ({"tokens": 0}, "tokens 0"),
-        ({"seed": -1}, "seed -1"),
-        ({"element_bytes": 1 << 40}, "elements of 1099511627776 bytes"),
+        ({"routing": "hash"}, "--routing hash"),
+        ({"drop_by": "age"}, "--drop-by age"),
+        ({"tokens": 0}, "--tokens 0"),
+        ({"seed": -1}, "--seed -1"),
+        ({"element_bytes": 1 << 40}, "--element-bytes 1099511627776"),
         ({"tokens": 1 << 30}, "choices of experts"),
         ({"hidden": 1 << 30}, "elements of one array"),
         ({"ep": 1 << 20, "experts": 1 << 20, "tokens": 1, "top_k": 1}, "choices|pieces"),

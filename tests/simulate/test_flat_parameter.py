@@ -6,14 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.simulate.shapes import WORLDS, parameters
-from tracekit.simulate.data_parallel.layouts import flat_layout, intervals
-from tracekit.simulate.data_parallel.layouts import Parameter
+from tracekit.simulate.data_parallel.layouts import ParameterShape, flat_layout, intervals
 
-TWO_LINEAR = [Parameter("W1", (2, 3)), Parameter("b1", (2,)), Parameter("W2", (2, 2)), Parameter("b2", (2,))]
+TWO_LINEAR = [ParameterShape("W1", (2, 3)), ParameterShape("b1", (2,)), ParameterShape("W2", (2, 2)), ParameterShape("b2", (2,))]
 
 
 def labels(layout):
-    return [[piece.label for piece in pieces] for pieces in layout.pieces]
+    return [[segment.label for segment in segments] for segments in layout.segments]
 
 
 def test_two_linear_layers_are_cut_inside_the_first_bias():
@@ -26,11 +25,11 @@ def test_two_linear_layers_are_cut_inside_the_first_bias():
     layout = flat_layout("model", TWO_LINEAR, 2)
     assert layout.shard_elements == 7
     assert labels(layout) == [["W1", "b1[0:1]"], ["b1[1:2]", "W2", "b2"]]
-    assert [piece.offset for piece in layout.pieces[1]] == [0, 1, 5]
+    assert [segment.offset for segment in layout.segments[1]] == [0, 1, 5]
 
 
 def test_what_is_missing_at_the_end_is_padding_also_on_whole_ranks():
-    layout = flat_layout("u", [Parameter("w", (5,))], 4)  # 2 a rank: 2, 2, 1 + 1 padding, 2 padding
+    layout = flat_layout("u", [ParameterShape("w", (5,))], 4)  # 2 a rank: 2, 2, 1 + 1 padding, 2 padding
     assert labels(layout) == [["w[0:2]"], ["w[2:4]"], ["w[4:5]", "padding"], ["padding"]]
     assert [layout.state_mask(rank).sum() for rank in range(4)] == [2, 2, 2, 2], "the optimizer sees one parameter, padding included"
 
@@ -57,12 +56,12 @@ def test_aligned_parameters_begin_at_16_bytes():
 )
 def test_shard_lengths_are_those_of_torch(world, aligned, shards):
     """Linear layers 5-4-6-7-3 in float32, each a unit of FullyShardedDataParallel (torch 2.13, gloo)."""
-    units = [[Parameter("w", (out, into)), Parameter("b", (out,))] for out, into in ((4, 5), (6, 4), (7, 6), (3, 7))]
+    units = [[ParameterShape("w", (out, into)), ParameterShape("b", (out,))] for out, into in ((4, 5), (6, 4), (7, 6), (3, 7))]
     assert [flat_layout("u", unit, world, aligned).shard_elements for unit in units] == shards
 
 
 def test_a_part_of_a_matrix_is_named_by_elements_row_by_row():
-    assert labels(flat_layout("u", [Parameter("W", (2, 3))], 3)) == [["flat(W)[0:2]"], ["flat(W)[2:4]"], ["flat(W)[4:6]"]]
+    assert labels(flat_layout("u", [ParameterShape("W", (2, 3))], 3)) == [["flat(W)[0:2]"], ["flat(W)[2:4]"], ["flat(W)[4:6]"]]
 
 
 def test_views_share_the_memory_of_the_flat_parameter():
@@ -83,13 +82,13 @@ def test_shards_of_any_parameters(shapes, world, aligned):
         end = (-(-end // aligned) * aligned if aligned else end) + parameter.elements
     assert layout.shard_elements == -(-end // world)
     covered = {parameter.name: [] for parameter in shapes}
-    for pieces in layout.pieces:
+    for segments in layout.segments:
         at = 0
-        for piece in pieces:
-            assert piece.offset == at
-            at += piece.elements
-            if piece.parameter is not None:
-                covered[piece.parameter] += range(piece.begin, piece.end)
+        for segment in segments:
+            assert segment.offset == at
+            at += segment.elements
+            if segment.parameter is not None:
+                covered[segment.parameter] += range(segment.begin, segment.end)
         assert at == layout.shard_elements
     assert covered == {parameter.name: list(range(parameter.elements)) for parameter in shapes}, "every element once, in order"
 

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracekit.errors import UsageError
-from tracekit.simulate.data_parallel.model import Adam
-from tracekit.simulate.data_parallel.model import LinearStack, batches, largest_error, layers_from_text, train_in_one_process
+from tracekit.simulate.data_parallel.model import Adam, LinearStack, batches, largest_error, layers_from_text, train_in_one_process
 from tracekit.simulate.data_parallel.units import units_of
 
 

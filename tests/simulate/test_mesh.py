@@ -95,7 +95,7 @@ def test_an_axis_without_a_known_strategy_is_said():
         ({"mesh": "dp=5000", "rank": 0}, "5000 ranks; give at most 4096"),
         ({"rank": 16}, "--rank 16 is not one of 16 ranks"),
         ({"gpus_per_node": 0}, "--gpus-per-node 0"),
-        ({"tokens": 0}, "out of range"),
+        ({"tokens": 0}, "--tokens 0"),
     ],
 )
 def test_what_is_no_mesh_is_refused(chosen, words):

@@ -75,12 +75,12 @@ def test_bubble_and_in_flight_are_the_closed_forms(case, f, b, w):
 def test_nothing_runs_before_its_inputs_or_beside_other_work(case, f, b, w):
     schedule, p, m, v = case
     line = simulate(schedule, p, m, v, f, b, w)
-    ends = {piece.work: piece.end for piece in line.pieces}
+    ends = {timed.action: timed.end for timed in line.actions}
     backward = "B" if schedule.startswith("zb_") else "BW"
-    for piece in line.pieces:
-        kind, chunk, j = piece.work
+    for timed in line.actions:
+        kind, chunk, j = timed.action
         needs = {"F": [("F", chunk - 1, j)], "W": [("B", chunk, j)]}.get(kind, [("F", chunk, j), (backward, chunk + 1, j)])
-        assert all(ends.get(need, 0) <= piece.start for need in needs)
+        assert all(ends.get(need, 0) <= timed.start for need in needs)
     for rank in range(p):
         mine = line.of_rank(rank)
         assert all(before.end <= after.start for before, after in itertools.pairwise(mine))
@@ -147,20 +147,20 @@ def test_times_are_taken_as_decimals():
     [
         ({"schedule": "interleaved_1f1b", "micro_batches": 3}, "3 is no multiple of 4"),
         ({"schedule": "zb_h2", "micro_batches": 6}, "7 micro-batches"),
-        ({"schedule": "dualpipe"}, "no schedule"),
+        ({"schedule": "dualpipe"}, "--schedule"),
         ({"stages": 0}, "0 stages"),
-        ({"virtual_stages": 0}, "virtual stages 0"),
-        ({"forward": float("nan")}, "forward takes nan"),
-        ({"backward_weight": -1.0}, "backward weight takes -1"),
+        ({"virtual_stages": 0}, "--virtual-stages 0"),
+        ({"forward": float("nan")}, "--forward nan"),
+        ({"backward_weight": -1.0}, "--backward-weight -1"),
         ({"forward": 0.0, "backward_input": 0.0, "backward_weight": 0.0}, "no time"),
         ({"hidden": 0}, "hidden 0"),
-        ({"seed": -1}, "seed -1"),
+        ({"seed": -1}, "--seed -1"),
         ({"micro_batches": 100_000}, "forwards of chunks"),
         ({"hidden": 4096}, "elements of weights"),
         ({"hidden": 1, "sequence": 1 << 40}, "elements of activations"),
         ({"hidden": 1024, "sequence": 256}, "multiplications"),
-        ({"forward": 1e300}, "forward takes"),
-        ({"element_bytes": 10**9}, "elements of 1000000000 bytes"),
+        ({"forward": 1e300}, "--forward"),
+        ({"element_bytes": 10**9}, "--element-bytes 1000000000"),
     ],
 )
 def test_bad_arguments_are_refused(arguments, reason):

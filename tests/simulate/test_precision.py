@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracekit.errors import UsageError
-from tracekit.simulate.precision.formats import BY_NAME, nearest_by_search
 from tracekit.simulate.precision import Arguments, ring_sum, run
+from tracekit.simulate.precision.formats import BY_NAME, nearest_by_search
 
 _FLOATS = st.floats(allow_nan=False, allow_infinity=False, width=64)
 

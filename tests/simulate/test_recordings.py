@@ -8,16 +8,13 @@ import pytest
 
 from tests.simulate.recordings import ParameterChain, Recorded, Shown, recorded
 from tracekit.simulate import context_parallel, experts, fsdp, mesh, pipeline, tensor_parallel, zero
+from tracekit.simulate.data_parallel import narration
+from tracekit.simulate.data_parallel.layouts import ALIGNMENT_BYTES, flat_layout, rows_layout
 from tracekit.simulate.data_parallel.model import Adam
-from tracekit.simulate.experiment import Call
-from tracekit.simulate.data_parallel.layouts import ALIGNMENT_BYTES, flat_layout
+from tracekit.simulate.data_parallel.strategies import FSDP, RECIPES, ZERO, Sharding, fsdp_widths
+from tracekit.simulate.data_parallel.training import Training
 from tracekit.simulate.data_parallel.units import buckets_of
-from tracekit.simulate.data_parallel.layouts import sharded_layout
-from tracekit.simulate.sharded_training import Rules, ShardedTraining
-from tracekit.simulate.sharded_units import Widths
-from tracekit.simulate.zero_strategies import RECIPES, STRATEGIES
-from tracekit.simulate.zero_training import Rules as ZeroRules
-from tracekit.simulate.zero_training import ZeroTraining
+from tracekit.simulate.experiment import Call
 
 FP32 = 4
 PHASES = ("forward", "backward")
@@ -37,13 +34,13 @@ def zero_step(sample: Recorded, key: str, by_bucket: bool) -> list[Shown]:
     else:
         units = model.units(sample.manifest["units"])
     layouts = [flat_layout(unit.name, unit.parameters(model), world) for unit in units]
-    strategy = next(one for one in STRATEGIES if one.key == key)
-    defaults = zero.Arguments()
-    rules = ZeroRules(False, defaults.prefetch == "yes", defaults.reshard_last == "yes")
-    training = ZeroTraining(model, units, layouts, strategy, RECIPES["fp32"], Adam(), rules)
-    training.start(model.initial())
+    strategy = next(one for one in ZERO if one.key == key)
+    last = frozenset(unit.name for unit in units if model.layers - 1 in unit.layers)
+    sharding = Sharding(strategy, units, layouts, RECIPES["fp32"], narration.ZERO, kept=last)
+    training = Training(model, sharding, Adam())
+    training.shards.start(model.initial())
     training.step(model.batch(world, micro_batches), 1, micro_batches)
-    return shown(training.network.calls(0))
+    return shown(training.shards.network.calls(0))
 
 
 @pytest.mark.parametrize(
@@ -70,18 +67,19 @@ def fsdp_step(sample: Recorded, gathered: int = FP32) -> list[Shown]:
     flat = described[0]["kind"] == "fsdp1"
     aligned = ALIGNMENT_BYTES // gathered
     layouts = [
-        flat_layout(unit.name, unit.parameters(model), world, aligned) if flat else sharded_layout(unit.name, unit.parameters(model), world)
+        flat_layout(unit.name, unit.parameters(model), world, aligned) if flat else rows_layout(unit.name, unit.parameters(model), world)
         for unit in units
     ]
     assert [layout.padded_elements for layout in layouts] == [unit["padded_elements"] for unit in described]
     pairs = zip(units, described, strict=True)
     kept = frozenset(unit.name for unit, entry in pairs if unit.root or entry["reshard_after_forward"] is False)
     replicas = next((axis["size"] for axis in sample.manifest["mesh"] if axis["name"] == "dp_replicate"), 1)
-    widths, rules = Widths(FP32, gathered, FP32), Rules(kept, prefetch=True)
-    training = ShardedTraining(model, units, layouts, widths, rules, Adam(), replicas)
-    training.start(model.initial())
+    widths = fsdp_widths(FP32, gathered, FP32)
+    sharding = Sharding(FSDP[0 if flat else 1], units, layouts, widths, narration.FSDP, kept, replicas=replicas, as_torch=True)
+    training = Training(model, sharding, Adam())
+    training.shards.start(model.initial())
     training.step(model.batch(replicas * world, 1), 1)
-    return shown(training.network.calls(0))
+    return shown(training.shards.network.calls(0))
 
 
 @pytest.mark.parametrize(

@@ -166,13 +166,13 @@ def _shifted(step):
         ({"kv_heads": 3}, "3 heads of keys and values do not divide 4 heads"),
         ({"tp": 0}, "tp 0"),
         ({"batch": -1}, "batch -1"),
-        ({"seed": -1}, "seed -1"),
-        ({"part": "router"}, "no part 'router'"),
-        ({"library": "jax"}, "no library 'jax'"),
+        ({"seed": -1}, "--seed -1"),
+        ({"part": "router"}, "--part router"),
+        ({"library": "jax"}, "--library jax"),
         ({"hidden": 1 << 20}, "elements of one array"),
         ({"sequence": 1 << 14}, "elements of one array"),
         ({"hidden": 1024, "sequence": 256}, "multiplications"),
-        ({"element_bytes": 17}, "elements of 17 bytes"),
+        ({"element_bytes": 17}, "--element-bytes 17"),
     ],
 )
 def test_bad_arguments_are_refused_with_the_reason(arguments, reason):

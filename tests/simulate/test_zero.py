@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tracekit.errors import UsageError
+from tracekit.simulate.data_parallel.strategies import ZERO
 from tracekit.simulate.zero import Arguments, run
-from tracekit.simulate.zero_strategies import STRATEGIES
 
-KEYS = [strategy.key for strategy in STRATEGIES]
+KEYS = [strategy.key for strategy in ZERO]
 #: 8 + 8 elements in two units, two of each unit on each of 4 ranks: no padding.
 EVEN = Arguments(layers="2x4,4x2", bias="no", micro_batches=2)
 
@@ -177,7 +177,7 @@ def test_bytes_of_every_moment_add_up():
     experiment = run(Arguments())
     peaks = table(experiment, "Peak, and by what")
     assert (peaks.drop(columns=["variant", "rank", "moment", "sum"]).sum(axis=1) == peaks["sum"]).all()
-    for strategy in STRATEGIES:
+    for strategy in ZERO:
         (live,) = [t.frame for t in experiment.tables if t.title.startswith(f"{strategy.name}: bytes held")]
         assert (live.drop(columns=["moment", "sum"]).sum(axis=1) == live["sum"]).all()
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import field, fields
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from tracekit.errors import UsageError
 
@@ -25,7 +25,7 @@ MOST_ELEMENT_BYTES = 16
 def option(default: T, words: str, choices: Sequence[object] = (), least: float | None = None, most: float | None = None) -> T:
     """A field of ``Arguments``. ``most`` alone means 1 to ``most``."""
     low = 1 if least is None and most is not None else least
-    return cast(T, field(default=default, metadata={"help": words, "choices": tuple(choices), "least": low, "most": most}))
+    return field(default=default, metadata={"help": words, "choices": tuple(choices), "least": low, "most": most})
 
 
 def seed_of(what: str) -> int:

@@ -34,9 +34,7 @@ _YES, _TYPES = ("yes", "no"), (2, 4, 8)
 class Arguments:
     """What can be chosen."""
 
-    example: str = option(
-        "none", "tutorial: two linear layers 2x3 and 2x2 with biases as one unit on 2 ranks.", ("none", "tutorial")
-    )
+    example: str = option("none", "tutorial: two linear layers 2x3 and 2x2 with biases as one unit on 2 ranks.", ("none", "tutorial"))
     version: str = option(
         "both", "1: flat parameter (FullyShardedDataParallel); 2: shards of single parameters (fully_shard).", ("1", "2", "both")
     )

@@ -1,7 +1,7 @@
 """The numeric experiments by name: one experiment is one module and one line here; nothing is imported before it is asked for.
 
-The module (a package where it has grown) is ``tracekit.simulate.<name>``. It holds a frozen dataclass ``Arguments`` (a default for every field, ``help`` and maybe
-``choices`` in the field's metadata), ``TITLE``, ``EXAMPLE`` (a command line) and ``run(arguments) -> Experiment``.
+The module is ``tracekit.simulate.<name>``, a package where it has grown. It holds a frozen dataclass ``Arguments`` (each field made by
+``arguments.option``), ``TITLE``, ``EXAMPLE`` (a command line) and ``run(arguments) -> Experiment``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tables of experiments, and those of a training step that every sharding experiment has: bytes at the peak, at every moment, collectives."""
+"""Tables of experiments; those of a training step: bytes at the peak, bytes at every moment, collectives in order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from tracekit.collectives.semantics import sent_bytes
 from tracekit.findings import Table
 from tracekit.simulate.experiment import CELL_KINDS, Call, Cell, Moment
 from tracekit.simulate.holdings import bytes_by_kind, peak
-
 
 #: Key in the JSON -> (heading with its unit, the value of each row): everything that is to be said of a column, once.
 Columns = Mapping[str, tuple[str, Sequence[object]]]

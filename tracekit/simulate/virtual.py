@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from tracekit.simulate import schedules
 from tracekit.simulate.experiment import Call, Message
-from tracekit.simulate.schedules import Key, Chunk, Round
+from tracekit.simulate.schedules import Chunk, Key, Round
 
 Array = npt.NDArray[np.generic]
 Held = list[dict[Key, Chunk]]

@@ -7,7 +7,7 @@ buffers longer than its own. Times are those of the alpha-beta model: a latency 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
@@ -17,8 +17,10 @@ from tracekit.collectives.cost import ALGORITHMS, busbw_factor, logical_steps, s
 from tracekit.collectives.semantics import sent_bytes
 from tracekit.errors import UsageError
 from tracekit.findings import Table
-from tracekit.simulate.collectives.run import Outcome, Setting, run_collective
+from tracekit.simulate.arguments import bytes_of_element, check, option, values
+from tracekit.simulate.collectives.run import CollectiveRun, Setting, run_collective
 from tracekit.simulate.experiment import Check, Experiment
+from tracekit.simulate.tables import Columns, table
 from tracekit.simulate.virtual import even_splits
 
 TITLE = "Collectives, step by step"
@@ -38,61 +40,47 @@ MOST_ON_ALL, MOST_CELLS = 2_000_000, 160_000
 class Arguments:
     """What can be chosen. ``sizes`` wins over ``elements``."""
 
-    kind: str = field(
-        default="all", metadata={"help": "Which collective; all: each with each of its algorithms.", "choices": ("all", *KINDS)}
-    )
-    algorithm: str = field(
-        default="usual",
-        metadata={"help": "Which algorithm; usual: ring, tree, star or pairwise as the kind commonly has.", "choices": _ALGORITHMS},
-    )
-    ranks: int = field(default=4, metadata={"help": "Ranks of the group."})
-    elements: int = field(default=8, metadata={"help": "Elements of the full tensor (of an all-to-all: of each rank's send buffer)."})
-    sizes: tuple[int, ...] = field(
-        default=(), metadata={"help": "Elements of each rank's chunk; of all_to_all_v one row of pieces after the other, ranks x ranks."}
-    )
-    chunks: int = field(
-        default=0, metadata={"help": "Chunks that a ring moves, a multiple of the ranks: it goes round several times; 0: one a rank."}
-    )
-    root: int = field(default=0, metadata={"help": "Root of broadcast, scatter, gather and reduce."})
-    element_bytes: int = field(default=4, metadata={"help": "Bytes of one element."})
-    latency_us: float = field(default=10.0, metadata={"help": "Latency of one message [us], for the times."})
-    bandwidth_gb_s: float = field(default=50.0, metadata={"help": "Bandwidth of a link in one direction [GB/s], for the times."})
+    kind: str = option("all", "Which collective; all: each with each of its algorithms.", ("all", *KINDS))
+    algorithm: str = option("usual", "Which algorithm; usual: ring, tree, star or pairwise as the kind commonly has.", _ALGORITHMS)
+    ranks: int = option(4, "Ranks of the group.", most=MOST_RANKS)
+    elements: int = option(8, "Elements of the full tensor (of an all-to-all: of each rank's send buffer).", least=0, most=MOST_ELEMENTS)
+    sizes: tuple[int, ...] = option((), "Elements of each rank's chunk; of all_to_all_v one row of pieces after the other, ranks x ranks.")
+    chunks: int = option(0, "Chunks that a ring moves, a multiple of the ranks: it goes round several times; 0: one a rank.")
+    root: int = option(0, "Root of broadcast, scatter, gather and reduce.")
+    element_bytes: int = bytes_of_element("", 4)
+    latency_us: float = option(10.0, "Latency of one message [us], for the times.")
+    bandwidth_gb_s: float = option(50.0, "Bandwidth of a link in one direction [GB/s], for the times.")
 
 
 def run(arguments: Arguments) -> Experiment:
     """Run the chosen collectives. UsageError for sizes, chunks or a root that do not fit the ranks."""
     _refuse(arguments)
     chosen = _chosen(arguments)
-    outcomes = [run_collective(_setting(arguments, kind, algorithm), MOST_CELLS // len(chosen)) for kind, algorithm in chosen]
-    checks = [check for outcome in outcomes for check in _checks(arguments, outcome)]
-    tables = [_overview(arguments, outcomes)]
-    if len(outcomes) == 1:
-        tables += [_holdings(outcomes[0]), _messages(outcomes[0])]
+    runs = [run_collective(_setting(arguments, kind, algorithm), MOST_CELLS // len(chosen)) for kind, algorithm in chosen]
+    checks = [figure for one in runs for figure in _checks(arguments, one)]
+    tables = [_overview(arguments, runs)]
+    if len(runs) == 1:
+        tables += [_holdings(runs[0]), _messages(runs[0])]
     return Experiment(
         name="collectives",
         title=TITLE,
         about="Virtual ranks hand real arrays to each other; every byte and step is counted as it happens and set beside the closed form.",
-        arguments=[(name, getattr(arguments, name)) for name in Arguments.__dataclass_fields__],
-        verdict=_verdict(outcomes, checks),
+        arguments=values(arguments),
+        verdict=_verdict(runs, checks),
         tables=tables,
-        moments=[moment for outcome in outcomes for moment in outcome.moments],
+        moments=[moment for one in runs for moment in one.moments],
         checks=checks,
-        notes=_notes(outcomes),
+        notes=_notes(runs),
     )
 
 
 def _refuse(arguments: Arguments) -> None:
+    check(arguments)
     ranks = arguments.ranks
-    if not 1 <= ranks <= MOST_RANKS:
-        raise UsageError(f"--ranks {ranks}", f"give 1 to {MOST_RANKS} ranks")
-    if not 0 <= arguments.elements <= MOST_ELEMENTS:
-        raise UsageError(f"--elements {arguments.elements}", f"give 0 to {MOST_ELEMENTS} elements")
     if arguments.elements * ranks > MOST_ON_ALL:
         raise UsageError(f"{arguments.elements} elements on each of {ranks} ranks are too many", f"give {MOST_ON_ALL} in all at most")
     if not 0 <= arguments.root < ranks:
         raise UsageError(f"--root {arguments.root} is not one of {ranks} ranks", f"give 0 to {ranks - 1}")
-    if not 1 <= arguments.element_bytes <= 16:
-        raise UsageError(f"--element-bytes {arguments.element_bytes}", "give 1 to 16")
     if not 0 <= arguments.latency_us < 1e9 or not 0 < arguments.bandwidth_gb_s < 1e9:
         raise UsageError("--latency-us and --bandwidth-gb-s make no time", "give a latency of 0 or more and a bandwidth above 0")
     _refuse_chunks(arguments)
@@ -168,13 +156,13 @@ def _rates(arguments: Arguments) -> tuple[Fraction, Fraction]:
     return Fraction(str(arguments.latency_us)) / 10**6, 1 / (Fraction(str(arguments.bandwidth_gb_s)) * 10**9)
 
 
-def _closed_seconds(arguments: Arguments, outcome: Outcome) -> float | None:
+def _closed_seconds(arguments: Arguments, one: CollectiveRun) -> float | None:
     """The closed form's time; None where chunks are uneven: it speaks of even ones."""
-    setting = outcome.setting
+    setting = one.setting
     if not _even(setting):
         return None
     latency, per_byte = _rates(arguments)
-    once = seconds(setting.kind, setting.algorithm, setting.size, outcome.full_bytes, float(latency), float(per_byte))
+    once = seconds(setting.kind, setting.algorithm, setting.size, one.full_bytes, float(latency), float(per_byte))
     steps = logical_steps(setting.kind, setting.algorithm, setting.size)
     return once + (setting.passes - 1) * steps * float(latency)
 
@@ -183,15 +171,15 @@ def _even(setting: Setting) -> bool:
     return len({n for row in setting.pieces for n in row} or set(setting.chunks)) <= 1
 
 
-def _checks(arguments: Arguments, outcome: Outcome) -> list[Check]:
-    setting, name = outcome.setting, _name(outcome)
-    counted = [int(n) for n in outcome.network.sent_bytes]
-    expected = outcome.expected_sent
+def _checks(arguments: Arguments, one: CollectiveRun) -> list[Check]:
+    setting, name = one.setting, _name(one)
+    counted = [int(n) for n in one.network.sent_bytes]
+    expected = one.expected_sent
     steps = logical_steps(setting.kind, setting.algorithm, setting.size) * setting.passes
     differ = sum(a != b for a, b in zip(counted, expected, strict=True))
     checks = [
-        Check(f"{name}: wrong elements", outcome.wrong, 0, "elements", "every rank holds what the collective is defined to give"),
-        Check(f"{name}: logical steps", outcome.network.steps, steps, "steps", _STEPS[setting.algorithm]),
+        Check(f"{name}: wrong elements", one.wrong, 0, "elements", "every rank holds what the collective is defined to give"),
+        Check(f"{name}: logical steps", one.network.steps, steps, "steps", _STEPS[setting.algorithm]),
         Check(
             f"{name}: bytes sent by all ranks", sum(counted), sum(expected), "bytes", "sum of what each rank has to send, chunk by chunk"
         ),
@@ -199,11 +187,11 @@ def _checks(arguments: Arguments, outcome: Outcome) -> list[Check]:
     ]
     shared = setting.algorithm in ("ring", "pairwise") or (setting.kind, setting.algorithm) in (("scatter", "star"), ("gather", "star"))
     if shared and _even(setting):
-        most = int(sent_bytes(pd.Series([setting.kind]), np.array([outcome.full_bytes]), np.array([setting.size]))[0])
+        most = int(sent_bytes(pd.Series([setting.kind]), np.array([one.full_bytes]), np.array([setting.size]))[0])
         checks.append(Check(f"{name}: most sent by one rank", max(counted), most, "bytes", _SENT[setting.kind]))
-    closed = _closed_seconds(arguments, outcome)
+    closed = _closed_seconds(arguments, one)
     if closed is not None:
-        time = float(outcome.seconds(*_rates(arguments)) * 10**6)
+        time = float(one.seconds(*_rates(arguments)) * 10**6)
         checks.append(Check(f"{name}: time", time, closed * 1e6, "us", "alpha-beta model", tolerance=1e-9 * max(1.0, closed * 1e6)))
     return checks
 
@@ -225,104 +213,78 @@ _SENT = {
 }
 
 
-def _name(outcome: Outcome) -> str:
-    setting = outcome.setting
+def _name(one: CollectiveRun) -> str:
+    setting = one.setting
     uneven = bool(setting.pieces) and not _even(setting)
     return f"{setting.kind}{' with splits' if uneven else ''} ({setting.algorithm})"
 
 
-def _overview(arguments: Arguments, outcomes: Sequence[Outcome]) -> Table:
-    rows = []
-    for outcome in outcomes:
-        setting = outcome.setting
-        time = float(outcome.seconds(*_rates(arguments)))
-        factor = busbw_factor(setting.kind, setting.size)
-        algbw = outcome.full_bytes / time / 1e9 if time > 0 else None
-        rows.append(
-            {
-                "collective": _name(outcome),
-                "full": outcome.full_bytes,
-                "steps": outcome.network.steps,
-                "most": int(outcome.network.sent_bytes.max()),
-                "all": int(outcome.network.sent_bytes.sum()),
-                "time": time * 1e6,
-                "closed": None if (closed := _closed_seconds(arguments, outcome)) is None else closed * 1e6,
-                "algbw": algbw,
-                "busbw": None if algbw is None or factor is None else algbw * factor,
-            }
-        )
-    heads = {
-        "collective": "collective",
-        "full": "full tensor [bytes]",
-        "steps": "steps",
-        "most": "most sent by a rank [bytes]",
-        "all": "sent by all ranks [bytes]",
-        "time": "time [us]",
-        "closed": "closed form [us]",
-        "algbw": "algbw [GB/s]",
-        "busbw": "busbw [GB/s]",
+def _overview(arguments: Arguments, runs: Sequence[CollectiveRun]) -> Table:
+    times = [float(one.seconds(*_rates(arguments))) for one in runs]
+    closed = [_closed_seconds(arguments, one) for one in runs]
+    factors = [busbw_factor(one.setting.kind, one.setting.size) for one in runs]
+    algbw = [one.full_bytes / time / 1e9 if time > 0 else None for one, time in zip(runs, times, strict=True)]
+    busbw = [None if rate is None or factor is None else rate * factor for rate, factor in zip(algbw, factors, strict=True)]
+    columns: Columns = {
+        "collective": ("collective", [_name(one) for one in runs]),
+        "full": ("full tensor [bytes]", [one.full_bytes for one in runs]),
+        "steps": ("steps", [one.network.steps for one in runs]),
+        "most": ("most sent by a rank [bytes]", [int(one.network.sent_bytes.max()) for one in runs]),
+        "all": ("sent by all ranks [bytes]", [int(one.network.sent_bytes.sum()) for one in runs]),
+        "time": ("time [us]", [time * 1e6 for time in times]),
+        "closed": ("closed form [us]", [None if time is None else time * 1e6 for time in closed]),
+        "algbw": ("algbw [GB/s]", algbw),
+        "busbw": ("busbw [GB/s]", busbw),
     }
-    note = (
-        f"Times for {arguments.latency_us:g} us a message and {arguments.bandwidth_gb_s:g} GB/s; a step lasts as its largest message does."
-    )
+    rates = f"{arguments.latency_us:g} us a message and {arguments.bandwidth_gb_s:g} GB/s"
     missing = {"closed": "the closed form speaks of even chunks", "algbw": "nothing was sent", "busbw": "nothing was sent"}
-    return Table("Counted", pd.DataFrame(rows), heads, note, preview=len(rows), missing=missing)
+    return table("Counted", columns, f"Times for {rates}; a step lasts as its largest message does.", missing=missing)
 
 
-def _holdings(outcome: Outcome) -> Table:
-    setting, network = outcome.setting, outcome.network
-    frame = pd.DataFrame(
-        {
-            "rank": range(setting.size),
-            "before": outcome.before,
-            "after": outcome.after,
-            "sent": network.sent_bytes,
-            "expected": outcome.expected_sent,
-            "received": network.received_bytes,
-        }
-    )
-    heads = {
-        "rank": "rank",
-        "before": "before",
-        "after": "after",
-        "sent": "sent [bytes]",
-        "expected": "has to send [bytes]",
-        "received": "received [bytes]",
+def _holdings(one: CollectiveRun) -> Table:
+    columns: Columns = {
+        "rank": ("rank", range(one.setting.size)),
+        "before": ("before", one.before),
+        "after": ("after", one.after),
+        "sent": ("sent [bytes]", one.network.sent_bytes.tolist()),
+        "expected": ("has to send [bytes]", one.expected_sent),
+        "received": ("received [bytes]", one.network.received_bytes.tolist()),
     }
     note = "c0 = r1+r2: chunk 0, the sum of what ranks 1 and 2 had. Element 7 of rank 2 has the value 207."
-    return Table("What every rank holds", frame, heads, note, preview=16)
+    return table("What every rank holds", columns, note, shown=16)
 
 
-def _messages(outcome: Outcome) -> Table:
-    rows = [(step + 1, m.source, m.target, m.label, m.bytes) for step, m in outcome.network.messages]
-    frame = pd.DataFrame(rows, columns=["step", "source", "target", "label", "bytes"])
-    heads = {"step": "step", "source": "from rank", "target": "to rank", "label": "carries", "bytes": "size [bytes]"}
-    return Table("Messages of each step", frame, heads)
+def _messages(one: CollectiveRun) -> Table:
+    messages = one.network.messages
+    columns: Columns = {
+        "step": ("step", [step + 1 for step, _ in messages]),
+        "source": ("from rank", [message.source for _, message in messages]),
+        "target": ("to rank", [message.target for _, message in messages]),
+        "label": ("carries", [message.label for _, message in messages]),
+        "bytes": ("size [bytes]", [message.bytes for _, message in messages]),
+    }
+    return table("Messages of each step", columns, shown=0)
 
 
-def _verdict(outcomes: Sequence[Outcome], checks: Sequence[Check]) -> str:
-    bad = sum(not check.holds for check in checks)
+def _verdict(runs: Sequence[CollectiveRun], checks: Sequence[Check]) -> str:
+    bad = sum(not figure.holds for figure in checks)
     if bad:
         return f"{bad} of {len(checks)} figures are not what they have to be"
-    if len(outcomes) > 1:
-        return (
-            f"{len(outcomes)} collectives moved on {outcomes[0].setting.size} ranks: bytes, steps and results are those of the closed forms"
-        )
-    outcome = outcomes[0]
-    most, ranks = int(outcome.network.sent_bytes.max()), outcome.setting.size
-    step = "step" if outcome.network.steps == 1 else "steps"
-    return (
-        f"{_name(outcome)} on {ranks} ranks: {outcome.network.steps} {step}, at most {most} B sent by a rank, just as the closed form says"
-    )
+    if len(runs) > 1:
+        return f"{len(runs)} collectives moved on {runs[0].setting.size} ranks: bytes, steps and results are those of the closed forms"
+    one = runs[0]
+    most, ranks = int(one.network.sent_bytes.max()), one.setting.size
+    step = "step" if one.network.steps == 1 else "steps"
+    return f"{_name(one)} on {ranks} ranks: {one.network.steps} {step}, at most {most} B sent by a rank, just as the closed form says"
 
 
-def _notes(outcomes: Sequence[Outcome]) -> list[str]:
+def _notes(runs: Sequence[CollectiveRun]) -> list[str]:
     notes = ["A partial sum leaves the rank that has sent it on: the picture shows what is still needed."]
-    if any(outcome.setting.size == 1 for outcome in outcomes):
+    if any(one.setting.size == 1 for one in runs):
         notes.append("A group of one rank sends nothing.")
-    if any(0 in outcome.setting.chunks for outcome in outcomes if outcome.setting.size > 1):
+    if any(0 in one.setting.chunks for one in runs if one.setting.size > 1):
         notes.append("There are fewer elements than chunks: empty chunks go round as messages of 0 B, and their steps count.")
-    left_out = sum(outcome.left_out for outcome in outcomes)
+    left_out = sum(one.left_out for one in runs)
     if left_out:
         notes.append(f"{left_out} moments are not pictured, for their number; they are counted all the same.")
     return notes

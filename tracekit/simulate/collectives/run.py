@@ -41,7 +41,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CollectiveRun:
     """What was counted. ``expected_sent``: bytes of each rank; ``wrong``: elements that differ from what they have to be.
 
     ``left_out``: moments at the end that would have made the picture too large.
@@ -72,7 +72,7 @@ class Outcome:
         return sum(setting.chunks) * setting.element_bytes
 
 
-def run_collective(setting: Setting, most_cells: int) -> Outcome:
+def run_collective(setting: Setting, most_cells: int) -> CollectiveRun:
     """Make the data, move it, compare. Moments are kept while they hold at most ``most_cells`` cells in all."""
     network = Network(setting.size, setting.element_bytes)
     held = _start(setting)
@@ -81,7 +81,7 @@ def run_collective(setting: Setting, most_cells: int) -> Outcome:
     picture.add("before", _BEFORE[setting.kind], held)
     network.run(_rounds(setting), range(setting.size), held, watch=picture.watch)
     after = [_text(setting, mine) for mine in held]
-    return Outcome(setting, network, picture.moments, before, after, _expected_sent(setting), _wrong(setting, held), picture.left_out)
+    return CollectiveRun(setting, network, picture.moments, before, after, _expected_sent(setting), _wrong(setting, held), picture.left_out)
 
 
 class _Picture:

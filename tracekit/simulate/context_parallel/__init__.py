@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-import pandas as pd
 
 from tracekit.errors import UsageError
 from tracekit.findings import Table
-from tracekit.simulate import bounds
+from tracekit.simulate.arguments import MOST_ELEMENTS, bytes_of_element, check, option, seed_of, values, within
 from tracekit.simulate.context_parallel.algorithms import ALGORITHMS
 from tracekit.simulate.context_parallel.formulas import FORMULAS, Sizes, expected_imbalance, expected_pairs, expected_sent
-from tracekit.simulate.context_parallel.problem import LAYOUTS, Machine, Problem, Results, one_rank, token_places
+from tracekit.simulate.context_parallel.problem import LAYOUTS, AttentionProblem, AttentionResults, Machine, one_rank, token_places
 from tracekit.simulate.experiment import Check, Experiment
 from tracekit.simulate.functions import error, rounding
 from tracekit.simulate.holdings import PicturedRanks
+from tracekit.simulate.tables import Columns, table
 
 TITLE = "Context parallel: attention over a sequence cut across ranks"
 EXAMPLE = "tracekit simulate context-parallel --algorithm ring --cp 4 --layout zigzag"
@@ -31,21 +31,18 @@ _MOST_SCORES, _MOST_MULTIPLICATIONS = 2 * 10**6, 3 * 10**7
 class Arguments:
     """What ``tracekit simulate context-parallel`` can be told."""
 
-    algorithm: str = field(default="ring", metadata={"help": "Algorithm that is shown step by step.", "choices": tuple(ALGORITHMS)})
-    cp: int = field(default=4, metadata={"help": "Context-parallel ranks c."})
-    layout: str = field(
-        default="contiguous",
-        metadata={"help": "Tokens of a rank: one part of the sequence, or an early and a late one (zigzag).", "choices": LAYOUTS},
-    )
-    causal: bool = field(default=True, metadata={"help": "Let a token see only itself and those before it."})
-    sequence: int = field(default=16, metadata={"help": "Tokens s of a sequence."})
-    batch: int = field(default=1, metadata={"help": "Sequences b."})
-    heads: int = field(default=4, metadata={"help": "Heads a of queries."})
-    kv_heads: int = field(default=0, metadata={"help": "Heads of keys and values; 0: as many as heads."})
-    head_size: int = field(default=8, metadata={"help": "Elements d of a head."})
-    keep_gathered: bool = field(default=False, metadata={"help": "all_gather keeps k and v of all tokens for backward."})
-    element_bytes: int = field(default=2, metadata={"help": "Bytes of one element held or under way."})
-    seed: int = field(default=0, metadata={"help": "Seed of q, k, v and the gradient of the output."})
+    algorithm: str = option("ring", "Algorithm that is shown step by step.", tuple(ALGORITHMS))
+    cp: int = option(4, "Context-parallel ranks c.", least=1)
+    layout: str = option("contiguous", "Tokens of a rank: one part of the sequence, or an early and a late one (zigzag).", LAYOUTS)
+    causal: bool = option(True, "Let a token see only itself and those before it.")
+    sequence: int = option(16, "Tokens s of a sequence.", least=1)
+    batch: int = option(1, "Sequences b.", least=1)
+    heads: int = option(4, "Heads a of queries.", least=1)
+    kv_heads: int = option(0, "Heads of keys and values; 0: as many as heads.", least=0)
+    head_size: int = option(8, "Elements d of a head.", least=1)
+    keep_gathered: bool = option(False, "all_gather keeps k and v of all tokens for backward.")
+    element_bytes: int = bytes_of_element()
+    seed: int = seed_of("q, k, v and the gradient of the output")
 
 
 @dataclass(frozen=True)
@@ -74,11 +71,11 @@ def run(arguments: Arguments) -> Experiment:
         title=TITLE,
         about="Each rank has the queries, keys and values of its part of the sequence; attention needs every query to meet every key that "
         "it may see. Forward and backward are written by hand.",
-        arguments=[(f.name, getattr(arguments, f.name)) for f in fields(arguments)],
+        arguments=values(arguments),
         verdict=_verdict(chosen),
         tables=[_algorithms_table(done, arguments.layout), _load_table(done, arguments.algorithm), _rounds_table(chosen)],
         moments=chosen.machine.ranks.moments,
-        checks=[check for one in done for check in _checks(one, sizes)],
+        checks=[figure for one in done for figure in _checks(one, sizes)],
         calls=chosen.machine.ranks.network.calls(0),
         notes=[
             "Load is counted in scores: one query-key pair of one head that the mask lets through. A block that the mask hides costs none.",
@@ -89,18 +86,14 @@ def run(arguments: Arguments) -> Experiment:
 
 
 def _checked(a: Arguments) -> Sizes:
-    bounds.at_least(1, a, "cp", "sequence", "batch", "heads", "head_size")
-    bounds.at_least(0, a, "kv_heads", "seed")
-    bounds.element_bytes(a)
-    bounds.one_of(tuple(ALGORITHMS), a, "algorithm")
-    bounds.one_of(LAYOUTS, a, "layout")
+    check(a)
     sizes = Sizes(a.cp, a.sequence, a.batch, a.heads, a.kv_heads or a.heads, a.head_size, a.element_bytes, a.causal, a.keep_gathered)
     if sizes.a % sizes.g:
         raise UsageError(f"{sizes.g} heads of keys and values do not divide {sizes.a} heads", "choose a divisor of the heads")
     scores, elements = sizes.s**2 * sizes.b * sizes.a, sizes.s * sizes.b * sizes.a * sizes.d
-    bounds.within(scores, _MOST_SCORES, "scores", "take a shorter sequence or fewer heads")
-    bounds.within(elements, bounds.MOST_ELEMENTS, "elements of one array", "take a shorter sequence or smaller heads")
-    bounds.within(scores * sizes.d, _MOST_MULTIPLICATIONS, "multiplications a pass", "take a shorter sequence or smaller heads")
+    within(scores, _MOST_SCORES, "scores", "take a shorter sequence or fewer heads")
+    within(elements, MOST_ELEMENTS, "elements of one array", "take a shorter sequence or smaller heads")
+    within(scores * sizes.d, _MOST_MULTIPLICATIONS, "multiplications a pass", "take a shorter sequence or smaller heads")
     for name in ("contiguous", a.layout, a.algorithm):
         misfit = _misfit(name, sizes)
         if misfit is not None:
@@ -123,7 +116,7 @@ def _run_layout(layout: str, algorithms: Sequence[str], sizes: Sizes, seed: int)
     draw = np.random.default_rng(seed).standard_normal
     wide, narrow = (sizes.s, sizes.b, sizes.a, sizes.d), (sizes.s, sizes.b, sizes.g, sizes.d)
     q, k, v, dout = draw(wide), draw(narrow), draw(narrow), draw(wide)
-    problem = Problem(q, k, v, dout, token_places(layout, sizes.s, sizes.c), sizes.causal)
+    problem = AttentionProblem(q, k, v, dout, token_places(layout, sizes.s, sizes.c), sizes.causal)
     wanted = one_rank(problem)
     allowed = max(rounding(sizes.s * sizes.d, array) for array in wanted)
     done = []
@@ -134,7 +127,7 @@ def _run_layout(layout: str, algorithms: Sequence[str], sizes: Sizes, seed: int)
     return done
 
 
-def _errors(found: Results, wanted: Results) -> dict[str, float]:
+def _errors(found: AttentionResults, wanted: AttentionResults) -> dict[str, float]:
     return {name: error(getattr(found, name), getattr(wanted, name)) for name in _RESULTS}
 
 
@@ -195,47 +188,33 @@ def _verdict(chosen: _Done) -> str:
 
 
 def _algorithms_table(done: Sequence[_Done], layout: str) -> Table:
-    rows = [
-        {
-            "algorithm": one.algorithm,
-            **one.errors,
-            "forward": one.machine.forward_bytes[0],
-            "backward": int(one.machine.ranks.network.sent_bytes[0]) - one.machine.forward_bytes[0],
-            "steps": one.machine.ranks.network.steps,
-            "message": max((message.bytes for _, message in one.machine.ranks.network.messages), default=0),
-            "held": one.machine.ranks.most_held(),
-        }
-        for one in done
-        if one.layout == layout
-    ]
-    columns = {
-        "algorithm": "algorithm",
-        **{name: f"error of {name}" for name in _RESULTS},
-        "forward": "sent in forward [bytes]",
-        "backward": "sent in backward [bytes]",
-        "steps": "logical steps",
-        "message": "largest message [bytes]",
-        "held": "most held by a rank [bytes]",
+    rows = [one for one in done if one.layout == layout]
+    networks = [one.machine.ranks.network for one in rows]
+    forward = [one.machine.forward_bytes[0] for one in rows]
+    columns: Columns = {
+        "algorithm": ("algorithm", [one.algorithm for one in rows]),
+        **{name: (f"error of {name}", [one.errors[name] for one in rows]) for name in _RESULTS},
+        "forward": ("sent in forward [bytes]", forward),
+        "backward": ("sent in backward [bytes]", [int(n.sent_bytes[0]) - size for n, size in zip(networks, forward, strict=True)]),
+        "steps": ("logical steps", [network.steps for network in networks]),
+        "message": ("largest message [bytes]", [max((m.bytes for _, m in n.messages), default=0) for n in networks]),
+        "held": ("most held by a rank [bytes]", [one.machine.ranks.most_held() for one in rows]),
     }
     note = "Bytes a rank sends are the same on every rank. Held: in the pictures step by step, scores and working memory of a kernel aside."
-    return Table(f"Algorithms, {layout} tokens", pd.DataFrame(rows), columns, note, preview=len(rows))
+    return table(f"Algorithms, {layout} tokens", columns, note)
 
 
 def _load_table(done: Sequence[_Done], algorithm: str) -> Table:
-    rows = [
-        {
-            "layout": one.layout,
-            "rank": rank,
-            "tokens": _spans(one.machine.problem.places[rank].tolist()),
-            "scores": pairs,
-            "of_mean": pairs * len(one.machine.pairs) / sum(one.machine.pairs),
-        }
-        for one in done
-        if one.algorithm == algorithm
-        for rank, pairs in enumerate(one.machine.pairs)
-    ]
-    columns = {"layout": "layout", "rank": "rank", "tokens": "tokens", "scores": "scores in forward", "of_mean": "of the mean"}
-    return Table(f"Load of {algorithm}, by layout", pd.DataFrame(rows), columns, preview=len(rows))
+    rows = [(one, rank) for one in done if one.algorithm == algorithm for rank in range(len(one.machine.pairs))]
+    shares = [one.machine.pairs[rank] * len(one.machine.pairs) / sum(one.machine.pairs) for one, rank in rows]
+    columns: Columns = {
+        "layout": ("layout", [one.layout for one, _ in rows]),
+        "rank": ("rank", [rank for _, rank in rows]),
+        "tokens": ("tokens", [_spans(one.machine.problem.places[rank].tolist()) for one, rank in rows]),
+        "scores": ("scores in forward", [one.machine.pairs[rank] for one, rank in rows]),
+        "of_mean": ("of the mean", shares),
+    }
+    return table(f"Load of {algorithm}, by layout", columns)
 
 
 def _spans(places: Sequence[int]) -> str:
@@ -251,7 +230,11 @@ def _spans(places: Sequence[int]) -> str:
 
 def _rounds_table(chosen: _Done) -> Table:
     rounds = chosen.machine.rounds
-    rows = [{"round": i + 1, "least": min(pairs), "most": max(pairs), "mean": sum(pairs) / len(pairs)} for i, pairs in enumerate(rounds)]
-    columns = {"round": "round", "least": "least scores of a rank", "most": "most scores of a rank", "mean": "mean"}
+    columns: Columns = {
+        "round": ("round", range(1, len(rounds) + 1)),
+        "least": ("least scores of a rank", [min(pairs) for pairs in rounds]),
+        "most": ("most scores of a rank", [max(pairs) for pairs in rounds]),
+        "mean": ("mean", [sum(pairs) / len(pairs) for pairs in rounds]),
+    }
     note = "All ranks wait for the busiest one before the next round."
-    return Table(f"Rounds of {chosen.algorithm}, {chosen.layout}", pd.DataFrame(rows), columns, note, preview=len(rows))
+    return table(f"Rounds of {chosen.algorithm}, {chosen.layout}", columns, note)

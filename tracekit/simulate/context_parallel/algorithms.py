@@ -17,14 +17,25 @@ from collections.abc import Callable
 import numpy as np
 
 from tracekit.simulate.attention import Partial, attend_backward, delta_of, finish, nothing_seen
-from tracekit.simulate.context_parallel.problem import Machine, Results, Shared, cells, floats, keep_partials, pairs, results, start, tags
+from tracekit.simulate.context_parallel.problem import (
+    AttentionResults,
+    Machine,
+    Shared,
+    cells,
+    floats,
+    keep_partials,
+    pairs,
+    results,
+    start,
+    tags,
+)
 from tracekit.simulate.context_parallel.ring import ring
 from tracekit.simulate.functions import Float
 
-Algorithm = Callable[[Machine], Results]
+Algorithm = Callable[[Machine], AttentionResults]
 
 
-def all_gather(machine: Machine) -> Results:
+def all_gather(machine: Machine) -> AttentionResults:
     """Keys and values of all tokens on every rank."""
     problem, ranks = machine.problem, machine.ranks
     shared, everywhere = start(machine), problem.everywhere
@@ -66,7 +77,7 @@ def all_gather(machine: Machine) -> Results:
     return results(machine, [out for out, _ in done], dqs, [both[0] for both in summed], [both[1] for both in summed])
 
 
-def blockwise(machine: Machine) -> Results:
+def blockwise(machine: Machine) -> AttentionResults:
     """Queries of all tokens on every rank, outputs reduce-scattered."""
     problem, ranks, everywhere = machine.problem, machine.ranks, machine.problem.everywhere
     shared, network, group = start(machine), machine.ranks.network, machine.ranks.group
@@ -100,7 +111,7 @@ def blockwise(machine: Machine) -> Results:
     return _blockwise_backward(machine, shared, outs, lses)
 
 
-def _blockwise_backward(machine: Machine, shared: Shared, outs: list[Float], lses: list[Float]) -> Results:
+def _blockwise_backward(machine: Machine, shared: Shared, outs: list[Float], lses: list[Float]) -> AttentionResults:
     problem, ranks, everywhere = machine.problem, machine.ranks, machine.problem.everywhere
     network, group, splits = ranks.network, ranks.group, [len(mine) for mine in problem.places]
     gathered = floats(network.all_gather(pairs(shared.q, shared.dout), group, dim=1, **tags("backward", "q, again, and dout")))
@@ -137,7 +148,7 @@ def _scaled(partial: Partial, scale: Float) -> Float:
     return np.asarray(np.concatenate([partial.o, weight], axis=-1) * factor, np.float64)
 
 
-def ulysses(machine: Machine) -> Results:
+def ulysses(machine: Machine) -> AttentionResults:
     """Tokens traded for heads."""
     problem, ranks, everywhere = machine.problem, machine.ranks, machine.problem.everywhere
     shared, c = start(machine), machine.problem.ranks

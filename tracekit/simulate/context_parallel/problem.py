@@ -26,7 +26,7 @@ class Shared(NamedTuple):
     dout: list[Float]
 
 
-class Results(NamedTuple):
+class AttentionResults(NamedTuple):
     """Output and gradients, whole, tokens in order."""
 
     out: Float
@@ -36,7 +36,7 @@ class Results(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Problem:
+class AttentionProblem:
     """q and dout (s, b, a, d), k and v (s, b, g, d), whole; ``places[rank]`` are the tokens of a rank in the order it keeps them."""
 
     q: Float
@@ -84,13 +84,13 @@ def token_places(layout: str, s: int, c: int) -> tuple[Places, ...]:
     return tuple(np.concatenate([parts[rank], parts[2 * c - 1 - rank]]) for rank in range(c))
 
 
-def one_rank(problem: Problem) -> Results:
+def one_rank(problem: AttentionProblem) -> AttentionResults:
     """Full attention, forward and backward, without any ranks."""
     places = np.arange(len(problem.q), dtype=np.int64)
     mask = causal_mask(places, places) if problem.causal else None
     out, lse = attend(problem.q, problem.k, problem.v, mask)
     gradients = attend_backward(problem.q, problem.k, problem.v, lse, delta_of(out, problem.dout), problem.dout, mask)
-    return Results(out, *gradients)
+    return AttentionResults(out, *gradients)
 
 
 @dataclass
@@ -102,7 +102,7 @@ class Machine:
     forward ended.
     """
 
-    problem: Problem
+    problem: AttentionProblem
     ranks: PicturedRanks
     pairs: list[int] = field(default_factory=list)
     rounds: list[list[int]] = field(default_factory=list)
@@ -167,9 +167,9 @@ def pairs(one: list[Float], other: list[Float]) -> list[Float]:
     return [np.stack(both) for both in zip(one, other, strict=True)]
 
 
-def results(machine: Machine, out: list[Float], dq: list[Float], dk: list[Float], dv: list[Float]) -> Results:
+def results(machine: Machine, out: list[Float], dq: list[Float], dk: list[Float], dv: list[Float]) -> AttentionResults:
     """The ranks' shares put together, for the comparison afterwards."""
-    return Results(*(machine.problem.whole(shares) for shares in (out, dq, dk, dv)))
+    return AttentionResults(*(machine.problem.whole(shares) for shares in (out, dq, dk, dv)))
 
 
 def start(machine: Machine) -> Shared:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from tracekit.simulate.attention import attend_backward, delta_of, finish, merge, nothing_seen
-from tracekit.simulate.context_parallel.problem import Machine, Results, Shared, cells, keep_partials, pairs, results, start
+from tracekit.simulate.context_parallel.problem import AttentionResults, Machine, Shared, cells, keep_partials, pairs, results, start
 from tracekit.simulate.functions import Float
 
 
-def ring(machine: Machine) -> Results:
+def ring(machine: Machine) -> AttentionResults:
     """Keys and values go round."""
     shared = start(machine)
     done = _ring_forward(machine, shared)

@@ -242,9 +242,7 @@ def rows_layout(name: str, parameters: Sequence[ParameterShape], world: int) -> 
         if not parameter.shape:
             raise UsageError(f"parameter {parameter.name} is a scalar and has no dimension 0 to shard", "give it the shape (1,)")
     stored = [-(-p.shape[0] // world) * prod(p.shape[1:]) for p in parameters]
-    segments = tuple(
-        _padded([_rows(p, *rows_of_rank(p.shape[0], world, rank)) for p in parameters], stored) for rank in range(world)
-    )
+    segments = tuple(_padded([_rows(p, *rows_of_rank(p.shape[0], world, rank)) for p in parameters], stored) for rank in range(world))
     gathered = _padded([whole(p) for p in parameters], [world * length for length in stored])
     return ShardLayout(name, world, tuple(parameters), segments, sum(stored), gathered, flat=False, state_has_padding=False)
 

@@ -29,28 +29,28 @@ def dealt_out(parameters: Sequence[ParameterShape], world: int) -> list[tuple[Pa
 
 
 class OwnerShards(Shards):
-    """Units whose parameters are updated by owners. ``owned[rank]`` are whole parameters, in the order in which they are broadcast."""
+    """Units whose parameters are updated by owners. ``parameters_of[rank]`` are whole parameters, in the order of their broadcasts."""
 
     def __init__(self, sharding: Sharding, holdings: Holdings) -> None:
         super().__init__(sharding, holdings)
-        self.owned = dealt_out([p for layout in sharding.layouts for p in layout.parameters], self.world)
+        self.parameters_of = dealt_out([p for layout in sharding.layouts for p in layout.parameters], self.world)
         self._unit_of = {p.name: layout.name for layout in sharding.layouts for p in layout.parameters}
 
     def start(self, values: Values) -> None:
         """Every rank keeps all ``values``, and optimizer state for its own parameters."""
         for layout in self.layouts.values():
             self._start_parameters(layout, values)
-        for rank, mine in enumerate(self.owned):
+        for rank, mine in enumerate(self.parameters_of):
             for parameter in mine:
                 own = values[parameter.name].reshape(-1)
                 for name in self.widths.state:
                     state, key = own.copy() if name == "master" else np.zeros_like(own), f"{name} of {parameter.name}"
-                    self._put(rank, key, state, [whole(parameter)], "optimizer_state", self.widths.state_bytes, f"{name} ")
+                    self.put(rank, key, state, [whole(parameter)], "optimizer_state", self.widths.state_bytes, f"{name} ")
         self.picture("start")
 
     def update(self, adam: Adam, number: int) -> None:
         """Adam on the parameters that each rank owns; ``number`` counts the steps from 1."""
-        for rank, mine in enumerate(self.owned):
+        for rank, mine in enumerate(self.parameters_of):
             for parameter in mine:
                 value, gradient = (self._view(rank, what, parameter) for what in ("parameter", "gradient"))
                 state = {name: self.holdings.get(rank, f"{name} of {parameter.name}") for name in self.widths.state}
@@ -61,7 +61,7 @@ class OwnerShards(Shards):
 
     def synchronise(self) -> None:
         """One owner after the other broadcasts its parameters, each by itself."""
-        for root, mine in enumerate(self.owned):
+        for root, mine in enumerate(self.parameters_of):
             for parameter in mine:
                 for rank, copy in enumerate(self.broadcast(self._view(root, "parameter", parameter), root, parameter.name)):
                     self._view(rank, "parameter", parameter)[:] = copy
@@ -71,7 +71,7 @@ class OwnerShards(Shards):
     def results(self) -> Results:
         """As the base class; optimizer state is joined from the owners."""
         joined: dict[str, Values] = {"exp_avg": {}, "exp_avg_sq": {}}
-        for rank, mine in enumerate(self.owned):
+        for rank, mine in enumerate(self.parameters_of):
             for p in mine:
                 for name, values in joined.items():
                     values[p.name] = self.holdings.get(rank, f"{name} of {p.name}").reshape(p.shape).copy()

@@ -1,4 +1,4 @@
-"""A training by one strategy beside one process on the whole batch: the border between the engine and the experiments' tables and checks."""
+"""A training by one strategy beside one process on the whole batch: what the engine hands to the experiments' tables and checks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _QUANTITIES = (
 
 @dataclass(frozen=True)
 class StrategyRun:
-    """What came out of one strategy. ``moments``, ``network``, ``local`` are of the first step, ``results``, ``reference`` of every step."""
+    """What came out of one strategy: ``moments``, ``network``, ``local`` of the first step, ``results``, ``reference`` of every step."""
 
     sharding: Sharding
     model: LinearStack

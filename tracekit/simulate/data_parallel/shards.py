@@ -1,7 +1,6 @@
 """What happens to one unit under any strategy: all-gather, free, reduction of its gradients, update, synchronisation.
 
-``Shards`` owns parameters, gradients and optimizer state of all units on all ranks; the order of a step is decided elsewhere
-(``training``). Where parameters are sharded as torch's FSDP does it (``Sharding.as_torch``), the layouts differ in their copies:
+The order of a step is decided elsewhere (``training``). As torch's FSDP does it (``Sharding.as_torch``), layouts differ in their copies:
 
     flat   gathered in place; the parameters are views. Their gradients are joined to one flat gradient, which is the input of the
            reduce-scatter unless it has to be padded or cast first
@@ -11,16 +10,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from tracekit.simulate.data_parallel.layouts import Array, Segment, ShardLayout
 from tracekit.simulate.data_parallel.model import Adam, Values
-from tracekit.simulate.data_parallel.strategies import Sharding
+from tracekit.simulate.data_parallel.store import ShardStore, cells_of, floats
 from tracekit.simulate.experiment import Cell
-from tracekit.simulate.holdings import Holdings
-from tracekit.simulate.virtual import Network, Tags
+from tracekit.simulate.virtual import Tags
 
 REPLICA_AXIS = "dp_replicate"
 #: Of rows, so that copies and collectives can overlap: the buffer of the unit that forward copied out last, and the input of the latest
@@ -30,36 +28,8 @@ SPENT_BUFFER, SCATTER_INPUT = "spent buffer", "scatter input"
 Results = Mapping[str, Sequence[Values]]
 
 
-class Shards:
-    """Units by name, each with its layout. Gradients of a unit's parameters are held as ``grad NAME``, one array a parameter.
-
-    Of R W ranks, W the world of the layouts, rank r keeps shard r mod W of replica r div W (hybrid sharding; R = 1 without).
-    """
-
-    def __init__(self, sharding: Sharding, holdings: Holdings) -> None:
-        self.sharding, self.strategy, self.widths, self.holdings = sharding, sharding.strategy, sharding.widths, holdings
-        self.layouts = {layout.name: layout for layout in sharding.layouts}
-        self.world, self.shards = holdings.world, sharding.world
-        self.groups = [range(first, first + self.shards) for first in range(0, self.world, self.shards)]
-        self.phase = self.when = ""
-        self.begin_step()
-
-    def begin_step(self) -> None:
-        """Traffic is counted from 0 again."""
-        self.network = Network(self.world)
-        self._pictured = 0
-
-    def enter(self, phase: str, prefix: str) -> None:
-        """Forward, backward or the optimizer begins; ``prefix`` says in which micro-batch."""
-        self.phase, self.when = phase, f"{prefix}{phase}"
-
-    def picture(self, event: str, **words: object) -> None:
-        """Keep a picture of this moment with the messages since the last one, where the narration has the event."""
-        if event in self.sharding.narration:
-            title, text = (part.format(when=self.when, **words) for part in self.sharding.narration[event])
-            messages = [message for _, message in self.network.messages[self._pictured :]]
-            self._pictured = len(self.network.messages)
-            self.holdings.record(title, text, messages, self.network.steps if messages else None)
+class Shards(ShardStore):
+    """Held by unit: ``parameter``, ``gathered``, ``gradient``, the optimizer's arrays; by parameter: ``grad``, as backward left it."""
 
     def start(self, values: Values) -> None:
         """Every rank keeps what the strategy leaves it of ``values``, and optimizer state for what it updates."""
@@ -74,20 +44,20 @@ class Shards:
     def _start_parameters(self, layout: ShardLayout, values: Values) -> None:
         packed = layout.pack(values)
         for rank in range(self.world):
-            place, segments = self._part(layout, rank, self.strategy.owned_parameters)
-            self._put(rank, f"parameter {layout.name}", packed[place].copy(), segments, "parameter", self.widths.stored)
+            place, segments = self.part(layout, rank, self.strategy.owned_parameters)
+            self.put(rank, f"parameter {layout.name}", packed[place].copy(), segments, "parameter", self.widths.stored)
 
     def _start_state(self, layout: ShardLayout, values: Values) -> None:
         """Zeros for both Adam moments, and a copy of the parameters where the recipe has a master."""
         packed = layout.pack(values)
         for rank in range(self.world):
-            place, segments = self._part(layout, rank, self.strategy.owned_optimizer)
+            place, segments = self.part(layout, rank, self.strategy.owned_optimizer)
             own = packed[place]
             if self.strategy.owned_optimizer:
                 own, segments = own[layout.state_mask(rank % self.shards)], layout.state_segments(rank % self.shards)
             for name in self.widths.state:
                 state = own.copy() if name == "master" else np.zeros_like(own)
-                self._put(rank, f"{name} {layout.name}", state, segments, "optimizer_state", self.widths.state_bytes, f"{name} ")
+                self.put(rank, f"{name} {layout.name}", state, segments, "optimizer_state", self.widths.state_bytes, f"{name} ")
 
     def values(self, rank: int, unit: str) -> dict[str, Array]:
         """The full parameters of a unit on a rank, as views."""
@@ -107,23 +77,23 @@ class Shards:
             return
         layout, width = self.layouts[unit], self.widths.gathered
         if layout.flat and width != self.widths.stored:
-            for rank, shard in enumerate(self._all(f"parameter {unit}")):
-                self._put(rank, f"cast {unit}", shard.copy(), layout.segments[rank % self.shards], "buffer", width, "cast ")
-        packed = self._exchange(self.network.all_gather, self._all(f"parameter {unit}"), "parameter_gather", unit, width)
+            for rank, shard in enumerate(self.of_all(f"parameter {unit}")):
+                self.put(rank, f"cast {unit}", shard.copy(), layout.segments[rank % self.shards], "buffer", width, "cast ")
+        packed = self.exchange(self.network.all_gather, self.of_all(f"parameter {unit}"), "parameter_gather", unit, width)
         for rank, shards in enumerate(packed):
             if layout.flat or self.shards == 1:  # one rank needs no buffer: its shards are copied
-                self._put(rank, f"gathered {unit}", layout.arrange(shards), layout.gathered, "gathered_parameter", width, "full ")
+                self.put(rank, f"gathered {unit}", layout.arrange(shards), layout.gathered, "gathered_parameter", width, "full ")
             else:
-                self._put(rank, f"buffer {unit}", shards, _everything(layout), "buffer", width, "buffer ")
+                self.put(rank, f"buffer {unit}", shards, _everything(layout), "buffer", width, "buffer ")
         self.picture("gather_flat" if layout.flat else "gather_rows" if self.shards > 1 else "gather_alone", unit=unit)
         self.holdings.drop(f"cast {unit}")
 
     def _copy_out(self, unit: str) -> None:
         """Give each parameter its own storage. In forward the buffer outlives this, until the next unit has been copied out."""
         layout = self.layouts[unit]
-        for rank, packed in enumerate(self._all(f"buffer {unit}")):
+        for rank, packed in enumerate(self.of_all(f"buffer {unit}")):
             stored = layout.arrange(packed)
-            self._put(rank, f"gathered {unit}", stored, layout.gathered, "gathered_parameter", self.widths.gathered, "full ")
+            self.put(rank, f"gathered {unit}", stored, layout.gathered, "gathered_parameter", self.widths.gathered, "full ")
         forward = self.phase == "forward"
         fate = "is kept until the next unit is copied out, or to the end of forward" if forward else "is freed after this"
         self.picture("copy_out", unit=unit, fate=fate)
@@ -149,7 +119,7 @@ class Shards:
         """Full gradients of some parameters from one micro-batch, as ``rank`` has computed them from its own samples."""
         for name, gradient in gradients.items():
             segment = Segment(name, 0, gradient.size, 0, name)
-            self._put(rank, f"grad {name}", gradient.reshape(-1), [segment], "gradient", self.widths.gradient, "grad ")
+            self.put(rank, f"grad {name}", gradient.reshape(-1), [segment], "gradient", self.widths.gradient, "grad ")
 
     def reduce(self, unit: str, micro_batches: int, last: bool) -> None:
         """Free the unit, add the micro-batch's gradients to what is there, and reduce them when the strategy does (``last``: the last)."""
@@ -171,7 +141,7 @@ class Shards:
         """Adam on what each rank updates; ``number`` counts the steps from 1."""
         for unit, layout in self.layouts.items():
             for rank in range(self.world):
-                parameter, gradient = (self._owned(rank, f"{name} {unit}", layout) for name in ("parameter", "gradient"))
+                parameter, gradient = (self.owned(rank, f"{name} {unit}", layout) for name in ("parameter", "gradient"))
                 kept = layout.state_mask(rank % self.shards) if self.strategy.owned_optimizer else slice(None)
                 state = {name: self.holdings.get(rank, f"{name} {unit}") for name in self.widths.state}
                 updated = state["master"] if "master" in state else parameter[kept]
@@ -184,21 +154,21 @@ class Shards:
         if not self.strategy.owned_optimizer or self.strategy.owned_parameters:
             return
         for unit, layout in reversed(self.layouts.items()):
-            parts = [self._owned(rank, f"parameter {unit}", layout) for rank in range(self.world)]
+            parts = [self.owned(rank, f"parameter {unit}", layout) for rank in range(self.world)]
             if self.sharding.broadcast:
                 copies = [self.broadcast(part, root, unit) for root, part in enumerate(parts)]
                 packed = [np.concatenate(of_rank) for of_rank in zip(*copies, strict=True)]
             else:
-                packed = self._exchange(self.network.all_gather, parts, "parameter_sync", unit, self.widths.stored)
+                packed = self.exchange(self.network.all_gather, parts, "parameter_sync", unit, self.widths.stored)
             for rank, shards in enumerate(packed):
-                self._put(rank, f"parameter {unit}", shards, layout.gathered, "parameter", self.widths.stored)
+                self.put(rank, f"parameter {unit}", shards, layout.gathered, "parameter", self.widths.stored)
             self.picture("synchronise", unit=unit)
 
     def broadcast(self, array: Array, root: int, label: str) -> list[Array]:
         """Hand what ``root`` has updated to everybody."""
         tags: Tags = {"axis": self.strategy.axis, "purpose": "parameter_sync", "phase": "optimizer", "label": label}
         tags["element_bytes"] = self.widths.stored
-        return [_floats(copy) for copy in self.network.broadcast(array, range(self.world), root, **tags)]
+        return [floats(copy) for copy in self.network.broadcast(array, range(self.world), root, **tags)]
 
     def drop_gradients(self) -> None:
         """Free what is left of the gradients, as ``zero_grad`` does between steps."""
@@ -231,36 +201,20 @@ class Shards:
             shards = np.zeros((self.shards, layout.shard_elements))
             for shard, rank in enumerate(group):
                 kept = layout.state_mask(shard) if name in self.widths.state else slice(None)
-                shards[shard, kept] = self._owned(rank, f"{name} {unit}", layout)
+                shards[shard, kept] = self.owned(rank, f"{name} {unit}", layout)
             values |= layout.unpack(shards.reshape(-1))
         return values
-
-    def _part(self, layout: ShardLayout, rank: int, owned: bool) -> tuple[slice, Sequence[Segment]]:
-        """(where in the unit's vector, segments) of what ``rank`` owns, or of the whole, with padding where it is ever cut."""
-        if owned:
-            shard = rank % self.shards
-            return slice(shard * layout.shard_elements, (shard + 1) * layout.shard_elements), layout.segments[shard]
-        if self.strategy.cut:
-            return slice(None), layout.gathered
-        return slice(0, layout.elements), [segment for segment in layout.gathered if segment.parameter is not None]
-
-    def _owned(self, rank: int, name: str, layout: ShardLayout) -> Array:
-        """View of what ``rank`` updates in an array that holds the whole vector or only that."""
-        array = self.holdings.get(rank, name)
-        if not self.strategy.owned_optimizer or array.size <= layout.shard_elements:
-            return array
-        return array[self._part(layout, rank, True)[0]]
 
     def _join_gradients(self, layout: ShardLayout, micro_batches: int) -> None:
         """The gradients of a unit's parameters become one flat gradient, added to that of earlier micro-batches; then they are freed."""
         as_torch = self.sharding.as_torch
         name, prefix = (f"flat {layout.name}", "flat grad ") if as_torch else (self._gradient_name(layout), "local grad ")
         for rank in range(self.world):
-            segments = _flat_gradient(layout) if as_torch else self._part(layout, rank, False)[1]
+            segments = _flat_gradient(layout) if as_torch else self.part(layout, rank, False)[1]
             flat = layout.pack(self._gradients(rank, layout))[: sum(segment.elements for segment in segments)] / micro_batches
             if self.holdings.has(rank, name):
                 flat = flat + self.holdings.get(rank, name)
-            self._put(rank, name, flat, segments, "gradient", self.widths.gradient, prefix)
+            self.put(rank, name, flat, segments, "gradient", self.widths.gradient, prefix)
         self.picture("join", unit=layout.name)
         self._drop_full_gradients(layout)
 
@@ -281,7 +235,7 @@ class Shards:
                 packed = np.concatenate([own, np.zeros(layout.padded_elements - own.size)])
             else:
                 packed = layout.pack(self._gradients(rank, layout))
-            self._put(rank, SCATTER_INPUT, packed, _everything(layout), "buffer", self.widths.reduced, "buffer grad ")
+            self.put(rank, SCATTER_INPUT, packed, _everything(layout), "buffer", self.widths.reduced, "buffer grad ")
         self.picture("lay_out", unit=layout.name)
         self._drop_full_gradients(layout)
         return SCATTER_INPUT
@@ -290,7 +244,7 @@ class Shards:
         """Every rank gets the mean over the ranks for its own shard, added to that of earlier micro-batches."""
         unit, own = layout.name, f"gradient {layout.name}"
         name = self._scatter_input(layout)
-        sums = self._exchange(self.network.reduce_scatter, self._all(name), "gradient_scatter", unit, self.widths.reduced)
+        sums = self.exchange(self.network.reduce_scatter, self.of_all(name), "gradient_scatter", unit, self.widths.reduced)
         for rank, total in enumerate(sums):
             mean = total / self.shards
             if self.holdings.has(rank, own):
@@ -302,14 +256,14 @@ class Shards:
         if layout.flat:
             self.holdings.drop(name)
             self.holdings.drop(f"flat {unit}")
-        for rank, mean in enumerate(self._all(own)):
+        for rank, mean in enumerate(self.of_all(own)):
             self._put_shard(rank, mean, layout, self.widths.kept_gradient)
 
     def _all_reduce_replicas(self, layout: ShardLayout) -> None:
         """The mean of a shard's gradient over the replicas, each of which has seen other samples."""
-        means = self._all(f"gradient {layout.name}")
+        means = self.of_all(f"gradient {layout.name}")
         groups = [range(shard, self.world, self.shards) for shard in range(self.shards)]
-        sums = self._exchange(self.network.all_reduce, means, "gradient_sync", layout.name, self.widths.reduced, groups, REPLICA_AXIS)
+        sums = self.exchange(self.network.all_reduce, means, "gradient_sync", layout.name, self.widths.reduced, groups, REPLICA_AXIS)
         for rank, total in enumerate(sums):
             self._put_shard(rank, total / len(self.groups), layout, self.widths.reduced)
         self.picture("all_reduce_replicas", unit=layout.name)
@@ -317,43 +271,23 @@ class Shards:
     def _all_reduce(self, layout: ShardLayout) -> None:
         """Every rank gets the mean of the whole gradient."""
         name = f"gradient {layout.name}"
-        sums = self._exchange(self.network.all_reduce, self._all(name), "gradient_sync", layout.name, self.widths.reduced)
+        sums = self.exchange(self.network.all_reduce, self.of_all(name), "gradient_sync", layout.name, self.widths.reduced)
         for rank, total in enumerate(sums):
-            segments = self._part(layout, rank, False)[1]
-            self._put(rank, name, total / self.world, segments, "gradient", self.widths.reduced, "mean grad ")
+            segments = self.part(layout, rank, False)[1]
+            self.put(rank, name, total / self.world, segments, "gradient", self.widths.reduced, "mean grad ")
         self.picture("all_reduce_owned" if self.strategy.owned_optimizer else "all_reduce", unit=layout.name)
 
     def _reduce_scatter_in_place(self, layout: ShardLayout) -> None:
         """Every rank gets the mean of what it owns into its place of the whole gradient, which is its own elsewhere."""
         name, width = f"gradient {layout.name}", self.widths.reduced
-        sums = self._exchange(self.network.reduce_scatter, self._all(name), "gradient_scatter", layout.name, width)
+        sums = self.exchange(self.network.reduce_scatter, self.of_all(name), "gradient_scatter", layout.name, width)
         for rank, total in enumerate(sums):
-            self._owned(rank, name, layout)[:] = total / self.world
+            self.owned(rank, name, layout)[:] = total / self.world
             cells: list[Cell] = []
             for owner, segments in enumerate(layout.segments):
                 cells += cells_of(segments, "gradient", width, "mean grad " if owner == rank else "local grad ")
             self.holdings.put(rank, name, self.holdings.get(rank, name), cells, width)
         self.picture("scatter", unit=layout.name)
-
-    def _exchange(
-        self,
-        collective: Callable[..., Sequence[np.ndarray[tuple[int, ...], np.dtype[np.generic]]]],
-        inputs: Sequence[Array],
-        purpose: str,
-        label: str,
-        width: int,
-        groups: Sequence[Sequence[int]] = (),
-        axis: str = "",
-    ) -> list[Array]:
-        """One collective in every group, by default those that share a model; the result of each rank."""
-        found = list(inputs)
-        phase = "optimizer" if purpose == "parameter_sync" else self.phase
-        for group in groups or self.groups:
-            tags = {"axis": axis or self.strategy.axis, "purpose": purpose, "phase": phase, "label": label}
-            results = collective([inputs[rank] for rank in group], group, element_bytes=width, **tags)
-            for rank, result in zip(group, results, strict=True):
-                found[rank] = _floats(result)
-        return found
 
     def _gradients(self, rank: int, layout: ShardLayout) -> dict[str, Array]:
         return {p.name: self.holdings.get(rank, f"grad {p.name}").reshape(p.shape) for p in layout.parameters}
@@ -362,31 +296,9 @@ class Shards:
         for parameter in layout.parameters:
             self.holdings.drop(f"grad {parameter.name}")
 
-    def _all(self, name: str) -> list[Array]:
-        return [self.holdings.get(rank, name) for rank in range(self.world)]
-
     def _put_shard(self, rank: int, mean: Array, layout: ShardLayout, width: int) -> None:
         """The reduced gradient of a rank's shard."""
-        self._put(rank, f"gradient {layout.name}", mean, layout.segments[rank % self.shards], "gradient", width, "mean grad ")
-
-    def _put(self, rank: int, name: str, array: Array, segments: Sequence[Segment], kind: str, width: int, prefix: str = "") -> None:
-        self.holdings.put(rank, name, array, cells_of(segments, kind, width, prefix), width)
-
-
-def cells_of(segments: Sequence[Segment], kind: str, element_bytes: int, prefix: str = "") -> tuple[Cell, ...]:
-    """One cell a segment, padding in its own kind. ``prefix`` comes before the label (``grad ``, ``exp_avg ``).
-
-    The detail is the interval of the parameter's elements, then the offset in the array: ``[4, 6) at 10``; of padding its length.
-    """
-    return tuple(
-        Cell(
-            f"{prefix}{segment.label}",
-            "padding" if segment.parameter is None else kind,
-            segment.elements * element_bytes,
-            (f"{segment.elements}" if segment.parameter is None else f"[{segment.begin}, {segment.end})") + f" at {segment.offset}",
-        )
-        for segment in segments
-    )
+        self.put(rank, f"gradient {layout.name}", mean, layout.segments[rank % self.shards], "gradient", width, "mean grad ")
 
 
 def _everything(layout: ShardLayout) -> list[Segment]:
@@ -398,7 +310,3 @@ def _flat_gradient(layout: ShardLayout) -> tuple[Segment, ...]:
     """Segments of torch's flat gradient: padding that aligns is part of it, padding of the cut at the end is not."""
     cut_end = layout.state_has_padding and layout.gathered and layout.gathered[-1].parameter is None
     return layout.gathered[:-1] if cut_end else layout.gathered
-
-
-def _floats(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Array:
-    return np.asarray(array, np.float64)

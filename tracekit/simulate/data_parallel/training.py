@@ -63,7 +63,7 @@ class Training:
         self.shards.picture("load")
 
     def _forward(self) -> None:
-        """Names held: ``h0`` the input, ``h1``, ``h2``, ... outputs of the layers, ``target``, and ``d h2`` for the gradient of an output."""
+        """Names held: ``h0`` the input, ``h1``, ``h2``, ... outputs of the layers, ``target``, ``d h2`` the gradient of an output."""
         model, holdings = self.model, self.holdings
         for unit in self._roots:
             self.shards.gather(unit.name)
@@ -98,7 +98,7 @@ class Training:
         self.shards.end_backward()
 
     def _backward_layer(self, layer: int, micro_batches: int) -> None:
-        """Gradients by the layer's parameters and input on each rank; then nothing needs its output, nor below the first layer the input."""
+        """Gradients by the layer's parameters and its input on each rank; then nothing needs its output any more."""
         unit = self._unit_of[layer]
         for rank in self.ranks:
             x, y, dy = (self.holdings.get(rank, name) for name in (f"h{layer}", f"h{layer + 1}", f"d h{layer + 1}"))

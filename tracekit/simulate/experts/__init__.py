@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 
 from tracekit.errors import UsageError
-from tracekit.simulate import bounds
+from tracekit.simulate.arguments import MOST_ELEMENTS, MOST_MULTIPLICATIONS, bytes_of_element, check, option, seed_of, values, within
 from tracekit.simulate.experiment import Check, Experiment
+from tracekit.simulate.experts.layer import ExpertsResult, Weights, one_rank
 from tracekit.simulate.experts.load import (
-    Problem,
+    ExpertsProblem,
     asked_of,
     choices_table,
     exchange_table,
@@ -22,11 +23,10 @@ from tracekit.simulate.experts.load import (
     loads_of,
     rank_table,
 )
-from tracekit.simulate.experts.layer import Results, Weights, one_rank
 from tracekit.simulate.experts.ranks import COUNT_BYTES, Exchange, rows_out_of_place, run_ranks
+from tracekit.simulate.experts.routing import DROPS, Routing, balance_loss, capacity_of, drop, route, sending_order
 from tracekit.simulate.functions import Float, error, rounding
 from tracekit.simulate.holdings import PicturedRanks
-from tracekit.simulate.experts.routing import DROPS, Routing, balance_loss, capacity_of, drop, plan, route
 
 TITLE = "Expert parallel: tokens travel to their experts and back"
 EXAMPLE = "tracekit simulate experts --ep 4 --experts 8 --top-k 2 --capacity-factor 1.25 --pad"
@@ -42,39 +42,33 @@ _SKEW = 1.5
 class Arguments:
     """What ``tracekit simulate experts`` can be told."""
 
-    ep: int = field(default=4, metadata={"help": "Expert-parallel ranks EP."})
-    experts: int = field(default=8, metadata={"help": "Experts E."})
-    top_k: int = field(default=2, metadata={"help": "Experts k of a token."})
-    tokens: int = field(default=16, metadata={"help": "Tokens T of a rank."})
-    hidden: int = field(default=8, metadata={"help": "Hidden size h."})
-    ffn: int = field(default=16, metadata={"help": "Hidden size f of an expert."})
-    routing: str = field(
-        default="random", metadata={"help": "A random router, one that prefers some experts, or perfect balance.", "choices": ROUTINGS}
-    )
-    normalise: bool = field(default=True, metadata={"help": "Make the weights of a token's experts add up to 1."})
-    capacity_factor: float = field(
-        default=1.25, metadata={"help": "A rank sends an expert at most this times k T/E tokens, rounded up; 0: any number."}
-    )
-    drop_by: str = field(
-        default="position", metadata={"help": "Beyond the capacity drop late tokens, or those the router wants least.", "choices": DROPS}
-    )
-    pad: bool = field(default=False, metadata={"help": "Fill every expert's buffer up to the capacity, so that all pieces are even."})
-    element_bytes: int = field(default=2, metadata={"help": "Bytes of one element held or under way."})
-    seed: int = field(default=0, metadata={"help": "Seed of weights and tokens."})
+    ep: int = option(4, "Expert-parallel ranks EP.", least=1)
+    experts: int = option(8, "Experts E.", least=1)
+    top_k: int = option(2, "Experts k of a token.", least=1)
+    tokens: int = option(16, "Tokens T of a rank.", least=1)
+    hidden: int = option(8, "Hidden size h.", least=1)
+    ffn: int = option(16, "Hidden size f of an expert.", least=1)
+    routing: str = option("random", "A random router, one that prefers some experts, or perfect balance.", ROUTINGS)
+    normalise: bool = option(True, "Make the weights of a token's experts add up to 1.")
+    capacity_factor: float = option(1.25, "A rank sends an expert at most this times k T/E tokens, rounded up; 0: any number.")
+    drop_by: str = option("position", "Beyond the capacity drop late tokens, or those the router wants least.", DROPS)
+    pad: bool = option(False, "Fill every expert's buffer up to the capacity, so that all pieces are even.")
+    element_bytes: int = bytes_of_element()
+    seed: int = seed_of("weights and tokens")
 
 
 def run(arguments: Arguments) -> Experiment:
     """Route, dispatch, run the experts, combine, and the same backward; held against one rank. Raises ``UsageError`` on bad arguments."""
-    _check(arguments)
+    _refuse(arguments)
     problem = _problem(arguments)
-    plans = [plan(routing, problem.capacity if arguments.pad else None) for routing in problem.routings]
-    exchange = Exchange(PicturedRanks(arguments.ep, arguments.element_bytes), plans, arguments.pad)
+    orders = [sending_order(routing, problem.capacity if arguments.pad else None) for routing in problem.routings]
+    exchange = Exchange(PicturedRanks(arguments.ep, arguments.element_bytes), orders, arguments.pad)
     found = run_ranks(exchange, problem.weights, problem.routings, problem.xs, problem.dys)
     x, dy, routing = np.concatenate(problem.xs), np.concatenate(problem.dys), problem.whole_routing
     wanted = one_rank(problem.weights, routing, x, dy)
     everything = Routing(routing.probabilities, routing.experts, routing.weights, np.ones_like(routing.kept), routing.normalised)
     missed = error(found.y, one_rank(problem.weights, everything, x, dy).y)
-    wrong = rows_out_of_place(plans, arguments.pad, problem.xs)
+    wrong = rows_out_of_place(orders, arguments.pad, problem.xs)
     checks = [*_result_checks(found, wanted, wrong, arguments), *_traffic_checks(exchange, problem, arguments)]
     dropped = int((~routing.kept).sum())
     if not dropped:
@@ -84,7 +78,7 @@ def run(arguments: Arguments) -> Experiment:
         title=TITLE,
         about="A router picks k of E experts for every token. Experts lie on ranks: tokens travel there by all-to-all (dispatch), results "
         "travel back (combine); backward makes the same two journeys with gradients.",
-        arguments=[(f.name, getattr(arguments, f.name)) for f in fields(arguments)],
+        arguments=values(arguments),
         verdict=_verdict(problem, exchange, checks),
         tables=[
             expert_table(problem, arguments.pad),
@@ -99,12 +93,8 @@ def run(arguments: Arguments) -> Experiment:
     )
 
 
-def _check(a: Arguments) -> None:
-    bounds.at_least(1, a, "ep", "experts", "top_k", "tokens", "hidden", "ffn")
-    bounds.at_least(0, a, "seed")
-    bounds.element_bytes(a)
-    bounds.one_of(ROUTINGS, a, "routing")
-    bounds.one_of(DROPS, a, "drop_by")
+def _refuse(a: Arguments) -> None:
+    check(a)
     if a.experts % a.ep:
         raise UsageError(f"{a.experts} experts do not divide by {a.ep} ranks", "an expert lies whole on one rank: choose a multiple")
     if a.top_k > a.experts:
@@ -120,17 +110,17 @@ def _check(a: Arguments) -> None:
         )
     smaller = "take fewer tokens, experts or ranks, or smaller sizes"
     rows = a.ep * a.tokens * a.top_k
-    bounds.within(rows, _MOST_CHOICES, "choices of experts", smaller)
+    within(rows, _MOST_CHOICES, "choices of experts", smaller)
     if a.pad:  # at least one row for every expert from every rank
         rows = max(rows, a.ep * a.experts) + math.ceil(a.capacity_factor * rows)
-    bounds.within(a.ep * a.ep * a.experts, _MOST_CHOICES, "pieces of an all-to-all", smaller)
+    within(a.ep * a.ep * a.experts, _MOST_CHOICES, "pieces of an all-to-all", smaller)
     arrays = max(rows * max(a.hidden, a.ffn), a.ep * a.tokens * max(a.experts, a.hidden), a.experts * a.hidden * max(a.ffn, 1))
-    bounds.within(arrays, bounds.MOST_ELEMENTS, "elements of one array", smaller)
+    within(arrays, MOST_ELEMENTS, "elements of one array", smaller)
     work = rows * a.hidden * a.ffn + a.ep * a.tokens * a.experts * a.hidden
-    bounds.within(work, bounds.MOST_MULTIPLICATIONS, "multiplications a pass", smaller)
+    within(work, MOST_MULTIPLICATIONS, "multiplications a pass", smaller)
 
 
-def _problem(a: Arguments) -> Problem:
+def _problem(a: Arguments) -> ExpertsProblem:
     draw = np.random.default_rng(a.seed).standard_normal
     first, second = draw((a.experts, a.hidden, a.ffn)) / np.sqrt(a.hidden), draw((a.experts, a.ffn, a.hidden)) / np.sqrt(a.ffn)
     weights = Weights(draw((a.hidden, a.experts)) / np.sqrt(a.hidden), first, second)
@@ -139,7 +129,7 @@ def _problem(a: Arguments) -> Problem:
     routings = [route(x @ weights.router + _bias(a), a.top_k, a.normalise) for x in xs]
     if capacity is not None:
         routings = [drop(routing, capacity, a.drop_by) for routing in routings]
-    return Problem(weights, xs, dys, routings, capacity)
+    return ExpertsProblem(weights, xs, dys, routings, capacity)
 
 
 def _bias(a: Arguments) -> Float:
@@ -153,7 +143,7 @@ def _bias(a: Arguments) -> Float:
     return bias
 
 
-def _result_checks(found: Results, wanted: Results, wrong: int, a: Arguments) -> list[Check]:
+def _result_checks(found: ExpertsResult, wanted: ExpertsResult, wrong: int, a: Arguments) -> list[Check]:
     terms = max(a.hidden, a.ffn, a.ep * a.tokens) * a.top_k
     names = {"y": "y", "dx": "dx", "drouter": "the router's gradient", "dfirst": "the gradient of W1", "dsecond": "the gradient of W2"}
     checks = []
@@ -164,7 +154,7 @@ def _result_checks(found: Results, wanted: Results, wrong: int, a: Arguments) ->
     return [*checks, Check("rows out of place after dispatch and combine", wrong, 0, "rows", "combine undoes dispatch")]
 
 
-def _expected_sent(problem: Problem, a: Arguments) -> dict[str, list[int]]:
+def _expected_sent(problem: ExpertsProblem, a: Arguments) -> dict[str, list[int]]:
     """Bytes every rank sends in every all-to-all, from the choices alone."""
     ranks, width = range(a.ep), a.hidden * a.element_bytes
     if a.pad:
@@ -178,7 +168,7 @@ def _expected_sent(problem: Problem, a: Arguments) -> dict[str, list[int]]:
     return {"counts": counts, "dispatch": away, "combine": guests, "gradient of combine": away, "gradient of dispatch": guests}
 
 
-def _traffic_checks(exchange: Exchange, problem: Problem, a: Arguments) -> list[Check]:
+def _traffic_checks(exchange: Exchange, problem: ExpertsProblem, a: Arguments) -> list[Check]:
     formula = "kept choices whose expert lies on another rank x h e; combine: those of others with an expert here"
     if a.pad:
         formula = "(EP-1) E/EP C h e with C the capacity: every piece has the same size"
@@ -200,14 +190,14 @@ def _traffic_checks(exchange: Exchange, problem: Problem, a: Arguments) -> list[
     dropped = sum(int((~routing.kept).sum()) for routing in problem.routings)
     over = sum(max(0, int(n) - problem.capacity) for one in problem.routings for n in asked_of(one)) if problem.capacity is not None else 0
     checks.append(Check("dropped choices", dropped, over, "choices", "sum over ranks and experts of what is asked for beyond the capacity"))
-    arrived = sum(int(plan_.counts.sum()) for plan_ in exchange.plans)
+    arrived = sum(int(order.counts.sum()) for order in exchange.orders)
     return [*checks, Check("choices that arrived and that were dropped", arrived + dropped, asked, "choices", "EP T k")]
 
 
-def _verdict(problem: Problem, exchange: Exchange, checks: Sequence[Check]) -> str:
+def _verdict(problem: ExpertsProblem, exchange: Exchange, checks: Sequence[Check]) -> str:
     experts, ranks = loads_of(problem)
     dropped = sum(int((~routing.kept).sum()) for routing in problem.routings)
-    worst = max(float(check.counted) for check in checks if check.quantity.startswith("largest error"))
+    worst = max(float(figure.counted) for figure in checks if figure.quantity.startswith("largest error"))
     return (
         f"{len(experts)} experts on {len(ranks)} ranks: the busiest expert has {float(imbalance(experts)):.4g} times the mean load, the "
         f"busiest rank {float(imbalance(ranks)):.4g} times; {dropped} of {dropped + sum(experts)} choices are dropped; a rank sends up to "
@@ -215,7 +205,7 @@ def _verdict(problem: Problem, exchange: Exchange, checks: Sequence[Check]) -> s
     )
 
 
-def _notes(problem: Problem, dropped: int, missed: float) -> list[str]:
+def _notes(problem: ExpertsProblem, dropped: int, missed: float) -> list[str]:
     lost = sum(int((~routing.kept.any(axis=1)).sum()) for routing in problem.routings)
     notes = [
         f"Balance loss E sum(f P) = {balance_loss(problem.routings):.4g}; 1 is even (arXiv:2101.03961).",

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracekit.simulate.functions import Float, gelu, gelu_backward
 from tracekit.simulate.experts.routing import Routing, router_backward
+from tracekit.simulate.functions import Float, gelu, gelu_backward
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Weights:
     second: Float
 
 
-class Results(NamedTuple):
+class ExpertsResult(NamedTuple):
     """Output and gradients, whole."""
 
     y: Float
@@ -54,7 +54,7 @@ def expert_backward(first: Float, second: Float, saved: SavedExpert, dy: Float) 
     return dz @ first.T, saved.x.T @ dz, gelu(saved.z).T @ dy
 
 
-def one_rank(weights: Weights, routing: Routing, x: Float, dy: Float) -> Results:
+def one_rank(weights: Weights, routing: Routing, x: Float, dy: Float) -> ExpertsResult:
     """All tokens and all experts on one rank; choices that ``routing`` does not keep count nothing."""
     y, dx, dweights = np.zeros_like(x), np.zeros_like(x), np.zeros_like(routing.weights)
     dfirst, dsecond = np.zeros_like(weights.first), np.zeros_like(weights.second)
@@ -67,4 +67,4 @@ def one_rank(weights: Weights, routing: Routing, x: Float, dy: Float) -> Results
         dtokens, dfirst[expert], dsecond[expert] = expert_backward(first, second, saved, share * dy[tokens])
         dx[tokens] += dtokens
     dlogits = router_backward(routing, dweights)
-    return Results(y, dx + dlogits @ weights.router.T, x.T @ dlogits, dfirst, dsecond)
+    return ExpertsResult(y, dx + dlogits @ weights.router.T, x.T @ dlogits, dfirst, dsecond)

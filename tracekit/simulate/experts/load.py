@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-import pandas as pd
 
 from tracekit.findings import Table
 from tracekit.simulate.experts.layer import Weights
 from tracekit.simulate.experts.ranks import Exchange
-from tracekit.simulate.functions import Float
 from tracekit.simulate.experts.routing import Routing
+from tracekit.simulate.functions import Float
+from tracekit.simulate.tables import Columns, table
 
 
 @dataclass(frozen=True)
-class Problem:
+class ExpertsProblem:
     """Weights, and of every rank its tokens, the gradient of their output and their choices; ``capacity`` None: no limit."""
 
     weights: Weights
@@ -50,7 +50,7 @@ def asked_of(routing: Routing) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]
     return np.bincount(routing.experts.reshape(-1), minlength=routing.probabilities.shape[1])
 
 
-def loads_of(problem: Problem) -> tuple[list[int], list[int]]:
+def loads_of(problem: ExpertsProblem) -> tuple[list[int], list[int]]:
     """Kept choices by expert, and by the experts' rank."""
     by_expert = np.sum([np.bincount(one.experts[one.kept], minlength=one.probabilities.shape[1]) for one in problem.routings], axis=0)
     return by_expert.tolist(), by_expert.reshape(len(problem.xs), -1).sum(axis=1).tolist()
@@ -61,94 +61,62 @@ def imbalance(loads: Sequence[int]) -> Fraction:
     return Fraction(max(loads) * len(loads), sum(loads)) if sum(loads) else Fraction(1)
 
 
-def expert_table(problem: Problem, pad: bool) -> Table:
+def expert_table(problem: ExpertsProblem, pad: bool) -> Table:
     """Load of every expert."""
     count = len(problem.weights.first)
     asked = np.sum([asked_of(one) for one in problem.routings], axis=0).tolist()
     kept, _ = loads_of(problem)
     mean = sum(kept) / len(kept)
     room = None if problem.capacity is None else problem.capacity * len(problem.xs)
-    frame = pd.DataFrame(
-        {
-            "expert": list(range(count)),
-            "rank": [expert // (count // len(problem.xs)) for expert in range(count)],
-            "asked": asked,
-            "room": [room] * count,
-            "kept": kept,
-            "dropped": [a_ - k for a_, k in zip(asked, kept, strict=True)],
-            "padding": [(room or 0) - k if pad else 0 for k in kept],
-            "of_mean": [k / mean if mean else None for k in kept],
-        }
-    )
-    columns = {
-        "expert": "expert",
-        "rank": "on rank",
-        "asked": "chosen by tokens",
-        "room": "room of all ranks [tokens]",
-        "kept": "tokens",
-        "dropped": "dropped",
-        "padding": "padding [rows]",
-        "of_mean": "of the mean load",
+    columns: Columns = {
+        "expert": ("expert", range(count)),
+        "rank": ("on rank", [expert // (count // len(problem.xs)) for expert in range(count)]),
+        "asked": ("chosen by tokens", asked),
+        "room": ("room of all ranks [tokens]", [room] * count),
+        "kept": ("tokens", kept),
+        "dropped": ("dropped", [number - k for number, k in zip(asked, kept, strict=True)]),
+        "padding": ("padding [rows]", [(room or 0) - k if pad else 0 for k in kept]),
+        "of_mean": ("of the mean load", [k / mean if mean else None for k in kept]),
     }
     missing = {"room": "no capacity factor: there is no limit", "of_mean": "no expert has a token"}
     note = "Each rank has room for C tokens for each expert." if room is not None else ""
-    return Table("Experts", frame, columns, note, preview=count, missing=missing)
+    return table("Experts", columns, note, missing=missing)
 
 
-def rank_table(problem: Problem, exchange: Exchange, pad: bool) -> Table:
+def rank_table(problem: ExpertsProblem, exchange: Exchange, pad: bool) -> Table:
     """What every rank sends and gets."""
     _, loads = loads_of(problem)
-    mean, local = sum(loads) / len(loads), len(problem.weights.first) // len(problem.xs)
-    rows = []
-    for rank, routing in enumerate(problem.routings):
-        padding = problem.capacity * len(problem.xs) * local - loads[rank] if pad and problem.capacity is not None else 0
-        rows.append(
-            {
-                "rank": rank,
-                "sent": int(routing.kept.sum()),
-                "stays": int((problem.owners[rank] == rank).sum()),
-                "dropped": int((~routing.kept).sum()),
-                "lost": int((~routing.kept.any(axis=1)).sum()),
-                "received": loads[rank],
-                "padding": padding,
-                "of_mean": loads[rank] / mean if mean else None,
-                "sent_bytes": int(exchange.ranks.network.sent_bytes[rank]),
-            }
-        )
-    columns = {
-        "rank": "rank",
-        "sent": "choices kept",
-        "stays": "of them on the rank itself",
-        "dropped": "choices dropped",
-        "lost": "tokens without an expert",
-        "received": "tokens at its experts",
-        "padding": "padding at its experts [rows]",
-        "of_mean": "of the mean load",
-        "sent_bytes": "sent [bytes]",
+    mean, local, routings = sum(loads) / len(loads), len(problem.weights.first) // len(problem.xs), problem.routings
+    room = problem.capacity * len(problem.xs) * local if pad and problem.capacity is not None else None
+    columns: Columns = {
+        "rank": ("rank", range(len(loads))),
+        "sent": ("choices kept", [int(one.kept.sum()) for one in routings]),
+        "stays": ("of them on the rank itself", [int((owners == rank).sum()) for rank, owners in enumerate(problem.owners)]),
+        "dropped": ("choices dropped", [int((~one.kept).sum()) for one in routings]),
+        "lost": ("tokens without an expert", [int((~one.kept.any(axis=1)).sum()) for one in routings]),
+        "received": ("tokens at its experts", loads),
+        "padding": ("padding at its experts [rows]", [0 if room is None else room - load for load in loads]),
+        "of_mean": ("of the mean load", [load / mean if mean else None for load in loads]),
+        "sent_bytes": ("sent [bytes]", exchange.ranks.network.sent_bytes.tolist()),
     }
-    return Table("Ranks", pd.DataFrame(rows), columns, preview=len(rows), missing={"of_mean": "no expert has a token"})
+    return table("Ranks", columns, missing={"of_mean": "no expert has a token"})
 
 
 def exchange_table(exchange: Exchange) -> Table:
     """Bytes of every all-to-all by rank."""
-    frame = pd.DataFrame([{"exchange": name, **{f"r{i}": size for i, size in enumerate(sizes)}} for name, sizes in exchange.sent.items()])
-    columns = {"exchange": "all-to-all", **{f"r{i}": f"rank {i} sends [bytes]" for i in range(exchange.ranks.world)}}
-    return Table("All-to-alls in order", frame, columns, preview=len(frame))
+    by_rank = {f"r{i}": (f"rank {i} sends [bytes]", [sizes[i] for sizes in exchange.sent.values()]) for i in range(exchange.ranks.world)}
+    return table("All-to-alls in order", {"exchange": ("all-to-all", list(exchange.sent)), **by_rank})
 
 
-def choices_table(problem: Problem) -> Table:
+def choices_table(problem: ExpertsProblem) -> Table:
     """Where every token goes."""
-    rows = [
-        {
-            "rank": rank,
-            "token": token,
-            "choice": slot + 1,
-            "expert": int(routing.experts[token, slot]),
-            "weight": float(routing.weights[token, slot]),
-            "fate": "sent" if routing.kept[token, slot] else "dropped",
-        }
-        for rank, routing in enumerate(problem.routings)
-        for token, slot in np.ndindex(*routing.experts.shape)
-    ]
-    columns = {"rank": "rank", "token": "token", "choice": "choice", "expert": "expert", "weight": "weight", "fate": "fate"}
-    return Table("Choices of every token", pd.DataFrame(rows), columns)
+    rows = [(rank, one, *index) for rank, one in enumerate(problem.routings) for index in np.ndindex(*one.experts.shape)]
+    columns: Columns = {
+        "rank": ("rank", [rank for rank, *_ in rows]),
+        "token": ("token", [token for _, _, token, _ in rows]),
+        "choice": ("choice", [slot + 1 for *_, slot in rows]),
+        "expert": ("expert", [int(one.experts[token, slot]) for _, one, token, slot in rows]),
+        "weight": ("weight", [float(one.weights[token, slot]) for _, one, token, slot in rows]),
+        "fate": ("fate", ["sent" if one.kept[token, slot] else "dropped" for _, one, token, slot in rows]),
+    }
+    return table("Choices of every token", columns, shown=0)

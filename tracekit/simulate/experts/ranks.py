@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tracekit.simulate.experiment import Cell
-from tracekit.simulate.experts.layer import Results, SavedExpert, Weights, expert_backward, expert_forward
+from tracekit.simulate.experts.layer import ExpertsResult, SavedExpert, Weights, expert_backward, expert_forward
+from tracekit.simulate.experts.routing import Indices, Routing, SendingOrder, router_backward
 from tracekit.simulate.functions import Float
 from tracekit.simulate.holdings import PicturedRanks
-from tracekit.simulate.experts.routing import Indices, Plan, Routing, router_backward
 from tracekit.simulate.virtual import Tags
 
 #: Bytes of one count of tokens under way.
@@ -27,14 +27,14 @@ class Exchange:
     """
 
     ranks: PicturedRanks
-    plans: Sequence[Plan]
+    orders: Sequence[SendingOrder]
     padded: bool
     known: list[list[Indices]] = field(default_factory=list)
     sent: dict[str, list[int]] = field(default_factory=dict)
 
     def learn_counts(self) -> None:
         """Every rank tells every other how many rows come for each of its experts; padded buffers need no telling."""
-        pieces = [list(np.split(plan.sizes, self.ranks.world)) for plan in self.plans]
+        pieces = [list(np.split(order.sizes, self.ranks.world)) for order in self.orders]
         if self.padded:
             self.known = [[row[j] for row in pieces] for j in self.ranks.group]
             return
@@ -42,12 +42,12 @@ class Exchange:
         self.known = [[np.asarray(counts, np.int64) for counts in row] for row in got]
 
     def dispatch(self, rows: Sequence[Float], name: str, phase: str) -> list[list[Float]]:
-        """``rows[rank]``, one a kept choice in the plan's order -> [rank][its expert] rows from all ranks, in the order of ranks."""
+        """``rows[rank]``, one a kept choice in the order of sending -> [rank][its expert] rows from all ranks, in the order of ranks."""
         pieces = []
-        for plan, mine in zip(self.plans, rows, strict=True):
-            buffer = np.zeros((int(plan.sizes.sum()), mine.shape[1]))
-            buffer[plan.rows] = mine
-            pieces.append(np.split(buffer, np.cumsum(plan.sizes.reshape(self.ranks.world, -1).sum(axis=1))[:-1].tolist()))
+        for order, mine in zip(self.orders, rows, strict=True):
+            buffer = np.zeros((int(order.sizes.sum()), mine.shape[1]))
+            buffer[order.rows] = mine
+            pieces.append(np.split(buffer, np.cumsum(order.sizes.reshape(self.ranks.world, -1).sum(axis=1))[:-1].tolist()))
         got = self._all_to_all(pieces, name, phase, "expert_dispatch" if phase == "forward" else "expert_combine")
         grouped = []
         for known, arrived in zip(self.known, got, strict=True):
@@ -56,14 +56,14 @@ class Exchange:
         return grouped
 
     def combine(self, grouped: Sequence[Sequence[Float]], name: str, phase: str) -> list[Float]:
-        """The way back: [rank][its expert] rows -> rows of each rank in the order of its plan."""
+        """The way back: [rank][its expert] rows -> rows of each rank in the order of its order."""
         pieces = []
         for known, mine in zip(self.known, grouped, strict=True):
             sizes = np.stack(known)  # (source, own expert)
             blocks = [np.split(array, np.cumsum(sizes[:, e])[:-1].tolist()) for e, array in enumerate(mine)]
             pieces.append([np.concatenate(to_source) for to_source in zip(*blocks, strict=True)])
         got = self._all_to_all(pieces, name, phase, "expert_combine" if phase == "forward" else "expert_dispatch")
-        return [np.asarray(np.concatenate(arrived), np.float64)[plan.rows] for plan, arrived in zip(self.plans, got, strict=True)]
+        return [np.asarray(np.concatenate(arrived), np.float64)[order.rows] for order, arrived in zip(self.orders, got, strict=True)]
 
     def _all_to_all(
         self, pieces: Sequence[Sequence[Float | Indices]], name: str, phase: str, purpose: str, element_bytes: int | None = None
@@ -78,21 +78,23 @@ class Exchange:
         return got
 
 
-def rows_out_of_place(plans: Sequence[Plan], padded: bool, xs: Sequence[Float]) -> int:
+def rows_out_of_place(orders: Sequence[SendingOrder], padded: bool, xs: Sequence[Float]) -> int:
     """Rows that differ from the token they were, after a dispatch and a combine with nothing in between: 0, or the order is lost."""
-    exchange = Exchange(PicturedRanks(len(plans), 1), plans, padded)
+    exchange = Exchange(PicturedRanks(len(orders), 1), orders, padded)
     exchange.learn_counts()
-    sent = [x[plan.tokens] for x, plan in zip(xs, plans, strict=True)]
+    sent = [x[order.tokens] for x, order in zip(xs, orders, strict=True)]
     back = exchange.combine(exchange.dispatch(sent, "there", "forward"), "back", "forward")
     return sum(int((found != rows).any(axis=1).sum()) for found, rows in zip(back, sent, strict=True))
 
 
-def run_ranks(exchange: Exchange, weights: Weights, routings: Sequence[Routing], xs: Sequence[Float], dys: Sequence[Float]) -> Results:
+def run_ranks(
+    exchange: Exchange, weights: Weights, routings: Sequence[Routing], xs: Sequence[Float], dys: Sequence[Float]
+) -> ExpertsResult:
     """Forward and backward over all ranks, put together; the same as ``one_rank`` but for rounding.
 
     The router is on every rank; its gradient is the sum over ranks, which data parallel would all-reduce: it is added up without a message.
     """
-    ranks, plans = exchange.ranks, exchange.plans
+    ranks, orders = exchange.ranks, exchange.orders
     local = len(weights.first) // ranks.world
     first, second = (matrices.reshape(ranks.world, local, *matrices.shape[1:]) for matrices in (weights.first, weights.second))
     ranks.keep("router", [weights.router.copy() for _ in ranks.group], "parameter")
@@ -101,30 +103,30 @@ def run_ranks(exchange: Exchange, weights: Weights, routings: Sequence[Routing],
     ranks.keep("x", xs, "input")
     ranks.keep("weights of chosen experts", [routing.weights for routing in routings])
     ranks.picture("router", f"Every token has chosen {routings[0].experts.shape[1]} experts.")
-    outs, saved = _forward(exchange, (first, second), [x[plan.tokens] for x, plan in zip(xs, plans, strict=True)])
+    outs, saved = _forward(exchange, (first, second), [x[order.tokens] for x, order in zip(xs, orders, strict=True)])
     ys, rows_back, dweights = [], [], []
-    for x, dy, routing, plan, rows in zip(xs, dys, routings, plans, outs, strict=True):
-        share = routing.weights[plan.tokens, plan.slots][:, None]
+    for x, dy, routing, order, rows in zip(xs, dys, routings, orders, outs, strict=True):
+        share = routing.weights[order.tokens, order.slots][:, None]
         y, gradient = np.zeros_like(x), np.zeros_like(routing.weights)
-        np.add.at(y, plan.tokens, share * rows)
-        gradient[plan.tokens, plan.slots] = (dy[plan.tokens] * rows).sum(axis=1)
+        np.add.at(y, order.tokens, share * rows)
+        gradient[order.tokens, order.slots] = (dy[order.tokens] * rows).sum(axis=1)
         ys.append(y)
         dweights.append(gradient)
-        rows_back.append(share * dy[plan.tokens])
+        rows_back.append(share * dy[order.tokens])
     ranks.keep("y", ys)
     ranks.picture("tokens in order again", "Each token is the weighted sum of what its experts returned; a dropped choice adds nothing.")
     back, dfirst, dsecond = _backward(exchange, (first, second), saved, rows_back)
     dxs, drouter = [], np.zeros_like(weights.router)
-    for x, routing, plan, rows, gradient in zip(xs, routings, plans, back, dweights, strict=True):
+    for x, routing, order, rows, gradient in zip(xs, routings, orders, back, dweights, strict=True):
         dlogits = router_backward(routing, gradient)
         dx = dlogits @ weights.router.T
-        np.add.at(dx, plan.tokens, rows)
+        np.add.at(dx, order.tokens, rows)
         dxs.append(dx)
         drouter += x.T @ dlogits
     ranks.drop("returned", "dx of chosen tokens")
     ranks.keep("dx", dxs, "gradient")
     ranks.picture("backward: tokens in order again", "dx of a token is the sum from its experts and the router.")
-    return Results(np.concatenate(ys), np.concatenate(dxs), drouter, np.concatenate(dfirst), np.concatenate(dsecond))
+    return ExpertsResult(np.concatenate(ys), np.concatenate(dxs), drouter, np.concatenate(dfirst), np.concatenate(dsecond))
 
 
 def _forward(exchange: Exchange, matrices: tuple[Float, Float], rows: Sequence[Float]) -> tuple[list[Float], list[list[SavedExpert]]]:
@@ -181,7 +183,7 @@ def _backward(
 def _keep_rows(exchange: Exchange, name: str, grouped: Sequence[Sequence[Float]], kind: str) -> None:
     """Hold what lies at the experts, one cell an expert, and one for its padding."""
     ranks = exchange.ranks
-    counts = np.sum([plan.counts for plan in exchange.plans], axis=0)
+    counts = np.sum([order.counts for order in exchange.orders], axis=0)
     for rank, mine in enumerate(grouped):
         cells = []
         for place, array in enumerate(mine):

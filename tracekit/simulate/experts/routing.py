@@ -72,7 +72,7 @@ def drop(routing: Routing, capacity: int, policy: str) -> Routing:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SendingOrder:
     """What one rank sends, in sending order: by expert, then by token. One entry a kept choice.
 
     ``rows`` are their places in the buffer, which has ``sizes[e]`` rows for expert e: as many as there are tokens, or the capacity, the
@@ -86,7 +86,7 @@ class Plan:
     sizes: Indices
 
 
-def plan(routing: Routing, pad_to: int | None) -> Plan:
+def sending_order(routing: Routing, pad_to: int | None) -> SendingOrder:
     """The order of sending; ``pad_to``: rows of every expert in the buffer, None for no padding."""
     tokens, slots = np.nonzero(routing.kept)
     experts = routing.experts[tokens, slots]
@@ -95,7 +95,7 @@ def plan(routing: Routing, pad_to: int | None) -> Plan:
     counts = np.bincount(experts, minlength=routing.probabilities.shape[1]).astype(np.int64)
     sizes = counts if pad_to is None else np.full(len(counts), pad_to, np.int64)
     starts = np.cumsum(sizes) - sizes
-    return Plan(tokens.astype(np.int64), slots.astype(np.int64), starts[experts] + _place_in_run(experts), counts, sizes)
+    return SendingOrder(tokens.astype(np.int64), slots.astype(np.int64), starts[experts] + _place_in_run(experts), counts, sizes)
 
 
 def balance_loss(routings: Sequence[Routing]) -> float:

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 
 from tracekit.collectives.purpose import role_of_axis
 from tracekit.errors import UsageError
 from tracekit.findings import Table
 from tracekit.mesh.mesh import Axis, coordinate, groups_of_axis, parse_mesh, rank_of
-from tracekit.simulate.mesh.walk import MOST_WALKED, Walk, WalkSizes, walk
+from tracekit.simulate.arguments import bytes_of_element, check, option, values
 from tracekit.simulate.experiment import Check, Experiment
+from tracekit.simulate.mesh.walk import MOST_WALKED, Walk, WalkSizes, walk
+from tracekit.simulate.tables import Columns, table
 from tracekit.simulate.virtual import Network
 from tracekit.units import listed
 
@@ -33,12 +34,12 @@ MOST_MOVED = 512
 class Arguments:
     """What can be chosen."""
 
-    mesh: str = field(default="pp=2,dp_shard=4,tp=2", metadata={"help": "Axes and sizes, outermost first."})
-    rank: int = field(default=5, metadata={"help": "The rank whose place and groups are shown, and whose micro-batch is followed."})
-    gpus_per_node: int = field(default=8, metadata={"help": "Consecutive ranks on one node."})
-    tokens: int = field(default=16, metadata={"help": "Tokens of the micro-batch, for the walk."})
-    hidden: int = field(default=8, metadata={"help": "Elements of a token, for the walk."})
-    element_bytes: int = field(default=2, metadata={"help": "Bytes of one element, for the walk."})
+    mesh: str = option("pp=2,dp_shard=4,tp=2", "Axes and sizes, outermost first.")
+    rank: int = option(5, "The rank whose place and groups are shown, and whose micro-batch is followed.")
+    gpus_per_node: int = option(8, "Consecutive ranks on one node.", most=MOST_RANKS)
+    tokens: int = option(16, "Tokens of the micro-batch, for the walk.", most=1024)
+    hidden: int = option(8, "Elements of a token, for the walk.", most=64)
+    element_bytes: int = bytes_of_element(", for the walk")
 
 
 def run(arguments: Arguments) -> Experiment:
@@ -59,7 +60,7 @@ def run(arguments: Arguments) -> Experiment:
         name="mesh",
         title=TITLE,
         about="Ranks are numbered along the last axis first; the ranks of a group differ in their place on its axis alone.",
-        arguments=[(name, getattr(arguments, name)) for name in Arguments.__dataclass_fields__],
+        arguments=values(arguments),
         verdict=f"{size} {'rank' if size == 1 else 'ranks'}; rank {arguments.rank} = {place}, in groups {words or 'of its own alone'}",
         tables=[*tables, *([walked.table] if walked is not None else [])],
         moments=walked.moments if walked is not None else (),
@@ -70,6 +71,7 @@ def run(arguments: Arguments) -> Experiment:
 
 
 def _axes(arguments: Arguments) -> tuple[Axis, ...]:
+    check(arguments)
     axes = parse_mesh(arguments.mesh)
     open_ = next((axis.name for axis in axes if axis.size < 1), None)
     if open_ is not None:
@@ -79,10 +81,6 @@ def _axes(arguments: Arguments) -> tuple[Axis, ...]:
         raise UsageError(f"--mesh has {size} ranks", f"give at most {MOST_RANKS}")
     if not 0 <= arguments.rank < size:
         raise UsageError(f"--rank {arguments.rank} is not one of {size} ranks", f"give 0 to {size - 1}")
-    if not 1 <= arguments.gpus_per_node <= MOST_RANKS:
-        raise UsageError(f"--gpus-per-node {arguments.gpus_per_node}", f"give 1 to {MOST_RANKS}")
-    if not 1 <= arguments.tokens <= 1024 or not 1 <= arguments.hidden <= 64 or not 1 <= arguments.element_bytes <= 16:
-        raise UsageError("--tokens, --hidden or --element-bytes is out of range", "give up to 1024, 64 and 16")
     return axes
 
 
@@ -108,55 +106,46 @@ def _strides(axes: Sequence[Axis]) -> list[int]:
 def _axes_table(axes: Sequence[Axis], gpus_per_node: int) -> Table:
     groups = [groups_of_axis(axes, [axis.name]) for axis in axes]
     crossing = [sum(_crosses(group, gpus_per_node) for group in found) for found in groups]
-    frame = pd.DataFrame(
-        {
-            "axis": [axis.name for axis in axes],
-            "role": [role_of_axis(axis.name) for axis in axes],
-            "size": [axis.size for axis in axes],
-            "stride": _strides(axes),
-            "groups": [len(found) for found in groups],
-            "crossing": crossing,
-            "nodes": [max(len({rank // gpus_per_node for rank in group}) for group in found) for found in groups],
-        }
-    )
-    heads = {
-        "axis": "axis",
-        "role": "role",
-        "size": "size",
-        "stride": "stride",
-        "groups": "groups",
-        "crossing": "groups that cross nodes",
-        "nodes": "most nodes of a group",
+    nodes = [max(len({rank // gpus_per_node for rank in group}) for group in found) for found in groups]
+    columns: Columns = {
+        "axis": ("axis", [axis.name for axis in axes]),
+        "role": ("role", [role_of_axis(axis.name) for axis in axes]),
+        "size": ("size", [axis.size for axis in axes]),
+        "stride": ("stride", _strides(axes)),
+        "groups": ("groups", [len(found) for found in groups]),
+        "crossing": ("groups that cross nodes", crossing),
+        "nodes": ("most nodes of a group", nodes),
     }
     note = f"{gpus_per_node} consecutive ranks on a node. Put what talks most innermost: its groups stay on a node."
-    return Table("Axes", frame, heads, note, preview=len(frame))
+    return table("Axes", columns, note)
 
 
 def _own_table(axes: Sequence[Axis], arguments: Arguments) -> Table:
     groups = [_group(axes, axis.name, arguments.rank) for axis in axes]
-    frame = pd.DataFrame(
-        {
-            "axis": [axis.name for axis in axes],
-            "place": coordinate(arguments.rank, axes),
-            "group": [str(list(group)) for group in groups],
-            "crosses": [_crosses(group, arguments.gpus_per_node) for group in groups],
-        }
-    )
-    heads = {"axis": "axis", "place": "place", "group": "its group", "crosses": "crosses nodes"}
-    return Table(f"Rank {arguments.rank}, on node {arguments.rank // arguments.gpus_per_node}", frame, heads, preview=len(frame))
+    columns: Columns = {
+        "axis": ("axis", [axis.name for axis in axes]),
+        "place": ("place", coordinate(arguments.rank, axes)),
+        "group": ("its group", [str(list(group)) for group in groups]),
+        "crosses": ("crosses nodes", [_crosses(group, arguments.gpus_per_node) for group in groups]),
+    }
+    return table(f"Rank {arguments.rank}, on node {arguments.rank // arguments.gpus_per_node}", columns)
 
 
 def _groups_table(axes: Sequence[Axis], gpus_per_node: int) -> Table:
-    rows = [(axis.name, str(list(group)), _crosses(group, gpus_per_node)) for axis in axes for group in groups_of_axis(axes, [axis.name])]
-    frame = pd.DataFrame(rows, columns=["axis", "ranks", "crosses"])
-    return Table("Groups of every axis", frame, {"axis": "axis", "ranks": "ranks", "crosses": "crosses nodes"}, preview=32)
+    rows = [(axis.name, group) for axis in axes for group in groups_of_axis(axes, [axis.name])]
+    columns: Columns = {
+        "axis": ("axis", [name for name, _ in rows]),
+        "ranks": ("ranks", [str(list(group)) for _, group in rows]),
+        "crosses": ("crosses nodes", [_crosses(group, gpus_per_node) for _, group in rows]),
+    }
+    return table("Groups of every axis", columns, shown=32)
 
 
 def _ranks_table(axes: Sequence[Axis], size: int, gpus_per_node: int) -> Table:
-    places = np.array([coordinate(rank, axes) for rank in range(size)], np.int64)
-    columns = {axis.name: places[:, number] for number, axis in enumerate(axes)}
-    frame = pd.DataFrame({"rank": np.arange(size), **columns, "node": np.arange(size) // gpus_per_node})
-    return Table("Coordinates", frame, {name: name for name in frame.columns}, preview=32)
+    coordinates = np.array([coordinate(rank, axes) for rank in range(size)], np.int64)
+    columns = {"rank": np.arange(size)} | {axis.name: coordinates[:, number] for number, axis in enumerate(axes)}
+    columns["node"] = np.arange(size) // gpus_per_node
+    return table("Coordinates", {name: (name, column.tolist()) for name, column in columns.items()}, shown=32)
 
 
 def _checks(axes: Sequence[Axis], size: int) -> list[Check]:

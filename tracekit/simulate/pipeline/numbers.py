@@ -14,7 +14,7 @@ import numpy as np
 from tracekit.simulate.experiment import Call, Cell, Moment
 from tracekit.simulate.functions import Float, gelu, gelu_backward
 from tracekit.simulate.pipeline.messages import Post, posts
-from tracekit.simulate.pipeline.order import Placed, Timeline, Work
+from tracekit.simulate.pipeline.order import Action, StepTimes, TimedAction
 from tracekit.simulate.virtual import Network
 
 
@@ -57,13 +57,13 @@ def unsharded(model: Model) -> tuple[float, Float]:
 
 
 class PipelineRun:
-    """Carries out the pieces of a timeline. ``loss`` and ``gradient`` are whole once all are done; ``network`` has counted what was sent.
+    """Carries out the actions of a timeline. ``loss`` and ``gradient`` are whole once all are done; ``network`` has counted what was sent.
 
     ``calls[rank]``: sends and receives in the order in which the rank's own program posts them. ``moments``: one for each instant at which
-    a piece ends, unless there would be more than ``most_moments`` (then none).
+    an action ends, unless there would be more than ``most_moments`` (then none).
     """
 
-    def __init__(self, model: Model, timeline: Timeline, element_bytes: int, most_moments: int) -> None:
+    def __init__(self, model: Model, timeline: StepTimes, element_bytes: int, most_moments: int) -> None:
         self.model = model
         self.network = Network(timeline.stages, element_bytes)
         self.loss = 0.0
@@ -71,25 +71,25 @@ class PipelineRun:
         self.moments: list[Moment] = []
         self._stages = timeline.stages
         self._element_bytes = element_bytes
-        self._arrived: dict[Work, Float] = {}  # what a piece was handed: the activation of an F, the gradient of a backward
+        self._arrived: dict[Action, Float] = {}  # what an action was handed: the activation of an F, the gradient of a backward
         self._saved: dict[tuple[int, int], dict[str, Float]] = {}  # (chunk, micro-batch) -> x and z, later dz
-        instants = _instants(timeline.pieces)
-        for pieces in instants:
-            self._instant(pieces, pictured=len(instants) <= most_moments)
+        instants = _instants(timeline.actions)
+        for actions in instants:
+            self._instant(actions, pictured=len(instants) <= most_moments)
         size = model.inputs[0].size * element_bytes
         self.calls = [[_call(post, size) for post in mine] for mine in posts(timeline, self._chunks)]
 
-    def _instant(self, pieces: Sequence[Placed], pictured: bool) -> None:
+    def _instant(self, actions: Sequence[TimedAction], pictured: bool) -> None:
         before = len(self.network.messages)
-        for piece in pieces:
-            self._do(piece.work)
+        for timed in actions:
+            self._do(timed.action)
         if not pictured:
             return
         messages = [message for _, message in self.network.messages[before:]]
-        done = ", ".join(f"{work_label(piece.work, self._stages, self._chunks)} on rank {piece.rank}" for piece in pieces)
+        done = ", ".join(f"{action_label(timed.action, self._stages, self._chunks)} on rank {timed.rank}" for timed in actions)
         self.moments.append(
             Moment(
-                title=f"t = {float(pieces[0].end):g}",
+                title=f"t = {float(actions[0].end):g}",
                 text=f"Done: {done}." + ("" if messages else " Nothing is sent."),
                 holds=tuple(tuple(self._cells(rank)) for rank in range(self._stages)),
                 messages=messages,
@@ -101,35 +101,35 @@ class PipelineRun:
     def _chunks(self) -> int:
         return len(self.model.weights)
 
-    def _do(self, work: Work) -> None:
-        if work.kind == "F":
-            self._forward(work)
-        if work.kind in ("B", "BW"):
-            self._backward_input(work)
-        if work.kind in ("W", "BW"):
-            saved = self._saved.pop((work.chunk, work.micro_batch))
-            self.gradient[work.chunk] += saved["x"].T @ saved["dz"]
+    def _do(self, action: Action) -> None:
+        if action.kind == "F":
+            self._forward(action)
+        if action.kind in ("B", "BW"):
+            self._backward_input(action)
+        if action.kind in ("W", "BW"):
+            saved = self._saved.pop((action.chunk, action.micro_batch))
+            self.gradient[action.chunk] += saved["x"].T @ saved["dz"]
 
-    def _forward(self, work: Work) -> None:
-        _, chunk, j = work
-        x = self.model.inputs[j] if chunk == 0 else self._arrived.pop(work)
+    def _forward(self, action: Action) -> None:
+        _, chunk, j = action
+        x = self.model.inputs[j] if chunk == 0 else self._arrived.pop(action)
         z = x @ self.model.weights[chunk]
         self._saved[chunk, j] = {"x": x, "z": z}
         y = gelu(z)
         if chunk + 1 < self._chunks:
-            self._arrived[Work("F", chunk + 1, j)] = self._hand_on(chunk, chunk + 1, y, f"activation {j}")
+            self._arrived[Action("F", chunk + 1, j)] = self._hand_on(chunk, chunk + 1, y, f"activation {j}")
             return
         difference = y - self.model.targets[j]
         self.loss += 0.5 * float((difference**2).sum()) / self.model.tokens
-        self._arrived[Work("B", chunk, j)] = difference / self.model.tokens
+        self._arrived[Action("B", chunk, j)] = difference / self.model.tokens
 
-    def _backward_input(self, work: Work) -> None:
-        _, chunk, j = work
+    def _backward_input(self, action: Action) -> None:
+        _, chunk, j = action
         saved = self._saved[chunk, j]
-        saved["dz"] = gelu_backward(saved.pop("z"), self._arrived.pop(Work("B", chunk, j)))
+        saved["dz"] = gelu_backward(saved.pop("z"), self._arrived.pop(Action("B", chunk, j)))
         if chunk:
             dx = saved["dz"] @ self.model.weights[chunk].T
-            self._arrived[Work("B", chunk - 1, j)] = self._hand_on(chunk, chunk - 1, dx, f"gradient {j}")
+            self._arrived[Action("B", chunk - 1, j)] = self._hand_on(chunk, chunk - 1, dx, f"gradient {j}")
 
     def _hand_on(self, source: int, target: int, array: Float, label: str) -> Float:
         """The copy of the rank that holds chunk ``target``. Nothing is counted between chunks of one rank."""
@@ -153,11 +153,11 @@ class PipelineRun:
                     )
                     for name, array in saved.items()
                 ]
-        for work, array in sorted(self._arrived.items()):
-            if work.chunk % self._stages == rank:
-                what = "activation" if work.kind == "F" else "gradient"
+        for action, array in sorted(self._arrived.items()):
+            if action.chunk % self._stages == rank:
+                what = "activation" if action.kind == "F" else "gradient"
                 size = array.size * self._element_bytes
-                cells.append(Cell(f"{what} {work.micro_batch} waits", "buffer", size, f"for {work.kind} of chunk {work.chunk}"))
+                cells.append(Cell(f"{what} {action.micro_batch} waits", "buffer", size, f"for {action.kind} of chunk {action.chunk}"))
         return cells
 
 
@@ -166,18 +166,18 @@ def _call(post: Post, size: int) -> Call:
     return Call(post.kind, "pp", "pipeline", size, phase, f"{what} {post.made_by.micro_batch}")
 
 
-def work_label(work: Work, stages: int, chunks: int) -> str:
+def action_label(action: Action, stages: int, chunks: int) -> str:
     """``F3``: kind and micro-batch; with several chunks a rank ``F3 c1``, the chunk of that rank."""
-    name = "B" if work.kind == "BW" else work.kind
-    return f"{name}{work.micro_batch}" + (f" c{work.chunk // stages}" if chunks > stages else "")
+    name = "B" if action.kind == "BW" else action.kind
+    return f"{name}{action.micro_batch}" + (f" c{action.chunk // stages}" if chunks > stages else "")
 
 
-def _instants(pieces: Sequence[Placed]) -> list[list[Placed]]:
-    """Pieces that end together, in order of time."""
-    groups: list[list[Placed]] = []
-    for piece in pieces:
-        if groups and groups[-1][0].end == piece.end:
-            groups[-1].append(piece)
+def _instants(actions: Sequence[TimedAction]) -> list[list[TimedAction]]:
+    """Actions that end together, in order of time."""
+    groups: list[list[TimedAction]] = []
+    for timed in actions:
+        if groups and groups[-1][0].end == timed.end:
+            groups[-1].append(timed)
         else:
-            groups.append([piece])
+            groups.append([timed])
     return groups

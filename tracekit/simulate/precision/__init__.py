@@ -7,15 +7,16 @@ go round a ring of virtual ranks, which rounds after each addition as a device d
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 
 from tracekit.errors import UsageError
 from tracekit.findings import Table
+from tracekit.simulate.arguments import check, option, seed_of, values
 from tracekit.simulate.experiment import Check, Experiment
 from tracekit.simulate.precision.formats import BY_NAME, FORMATS, Floats, NumberFormat, nearest_by_search
+from tracekit.simulate.tables import Columns, table
 from tracekit.simulate.virtual import Network, even_splits
 
 TITLE = "Number formats: range, rounding, loss scaling, sums"
@@ -29,15 +30,13 @@ MOST_ELEMENTS, MOST_RANKS, MOST_STEPS = 1_000_000, 256, 200
 class Arguments:
     """What can be chosen."""
 
-    elements: int = field(default=4096, metadata={"help": "Gradients that are drawn."})
-    ranks: int = field(default=8, metadata={"help": "Ranks whose gradients are summed."})
-    gradient_exponent: int = field(
-        default=-24, metadata={"help": "Typical gradient: 2 to this power; they spread over orders of magnitude."}
-    )
-    loss_scale: float = field(default=65536.0, metadata={"help": "Loss scale at the start; 65536 is the default of torch's GradScaler."})
-    growth_interval: int = field(default=1, metadata={"help": "Steps without overflow after which the scale doubles (GradScaler: 2000)."})
-    steps: int = field(default=24, metadata={"help": "Steps of dynamic loss scaling that are shown."})
-    seed: int = field(default=0, metadata={"help": "Seed of the random gradients."})
+    elements: int = option(4096, "Gradients that are drawn.", most=MOST_ELEMENTS)
+    ranks: int = option(8, "Ranks whose gradients are summed.", most=MOST_RANKS)
+    gradient_exponent: int = option(-24, "Typical gradient: 2 to this power; they spread over orders of magnitude.", least=-140, most=100)
+    loss_scale: float = option(65536.0, "Loss scale at the start; 65536 is the default of torch's GradScaler.")
+    growth_interval: int = option(1, "Steps without overflow after which the scale doubles (GradScaler: 2000).", most=10**9)
+    steps: int = option(24, "Steps of dynamic loss scaling that are shown.", most=MOST_STEPS)
+    seed: int = seed_of("the random gradients")
 
 
 def run(arguments: Arguments) -> Experiment:
@@ -55,7 +54,7 @@ def run(arguments: Arguments) -> Experiment:
         name="precision",
         title=TITLE,
         about="The same values in each format, rounded to nearest as hardware does; errors are against 64 bits.",
-        arguments=[(name, getattr(arguments, name)) for name in Arguments.__dataclass_fields__],
+        arguments=values(arguments),
         verdict=f"fp16 loses {lost:.1%} of these gradients, {kept:.1%} with a loss scale of {arguments.loss_scale:g}; {sum_verdict}",
         tables=[_formats(), _samples(), scaling, _dynamic(arguments, random), sums, _updates()],
         checks=[*_format_checks(random), *sum_checks],
@@ -68,17 +67,7 @@ def run(arguments: Arguments) -> Experiment:
 
 
 def _refuse(arguments: Arguments) -> None:
-    limits = (
-        ("elements", 1, MOST_ELEMENTS),
-        ("ranks", 1, MOST_RANKS),
-        ("steps", 1, MOST_STEPS),
-        ("growth_interval", 1, 10**9),
-        ("gradient_exponent", -140, 100),
-        ("seed", 0, 2**63),
-    )
-    for name, low, high in limits:
-        if not low <= getattr(arguments, name) <= high:
-            raise UsageError(f"--{name.replace('_', '-')} {getattr(arguments, name)}", f"give {low} to {high}")
+    check(arguments)
     if arguments.elements * arguments.ranks > 4 * MOST_ELEMENTS:
         raise UsageError(
             f"{arguments.elements} elements on {arguments.ranks} ranks are too many", f"give {4 * MOST_ELEMENTS} in all at most"
@@ -95,63 +84,46 @@ def _short(value: float) -> str:
 
 
 def _formats() -> Table:
-    frame = pd.DataFrame(
-        {
-            "format": [chosen.name for chosen in FORMATS],
-            "bytes": [chosen.bytes for chosen in FORMATS],
-            "bits": [f"1 + {chosen.exponent_bits} + {chosen.mantissa_bits}" for chosen in FORMATS],
-            "largest": [_short(chosen.largest) for chosen in FORMATS],
-            "normal": [_short(chosen.least_normal) for chosen in FORMATS],
-            "least": [_short(chosen.least) for chosen in FORMATS],
-            "epsilon": [_short(chosen.epsilon) for chosen in FORMATS],
-            "digits": [round((chosen.mantissa_bits + 1) * np.log10(2), 1) for chosen in FORMATS],
-        }
-    )
-    heads = {
-        "format": "format",
-        "bytes": "size [bytes]",
-        "bits": "sign + exponent + mantissa bits",
-        "largest": "largest",
-        "normal": "least normal",
-        "least": "least above 0",
-        "epsilon": "epsilon",
-        "digits": "decimal digits",
+    columns: Columns = {
+        "format": ("format", [each.name for each in FORMATS]),
+        "bytes": ("size [bytes]", [each.bytes for each in FORMATS]),
+        "bits": ("sign + exponent + mantissa bits", [f"1 + {each.exponent_bits} + {each.mantissa_bits}" for each in FORMATS]),
+        "largest": ("largest", [_short(each.largest) for each in FORMATS]),
+        "normal": ("least normal", [_short(each.least_normal) for each in FORMATS]),
+        "least": ("least above 0", [_short(each.least) for each in FORMATS]),
+        "epsilon": ("epsilon", [_short(each.epsilon) for each in FORMATS]),
+        "digits": ("decimal digits", [round((each.mantissa_bits + 1) * np.log10(2), 1) for each in FORMATS]),
     }
-    return Table("Formats", frame, heads, "Epsilon: from 1 to the next larger number.", preview=len(frame))
+    return table("Formats", columns, "Epsilon: from 1 to the next larger number.")
 
 
 def _samples() -> Table:
-    frame = pd.DataFrame({"value": [_short(value) for value in SAMPLES]})
-    for chosen in FORMATS:
-        frame[chosen.name] = [_short(float(rounded)) for rounded in chosen.round(SAMPLES)]
-    note = "inf or nan: overflow; 0: underflow."
-    return Table("The same values in each format", frame, {name: name for name in frame.columns}, note, preview=len(frame))
+    columns: dict[str, list[str]] = {"value": [_short(value) for value in SAMPLES]}
+    columns |= {each.name: [_short(float(rounded)) for rounded in each.round(SAMPLES)] for each in FORMATS}
+    named: Columns = {name: (name, values) for name, values in columns.items()}
+    return table("The same values in each format", named, "inf or nan: overflow; 0: underflow.")
 
 
 def _scaling(gradients: Floats) -> Table:
     """What of the gradients survives in fp16 and e5m2 under static loss scales."""
-    rows = []
-    for power in (0, 8, 12, 16, 20, 24, 32, 40):
-        row: dict[str, object] = {"scale": f"2^{power}"}
-        for name in ("fp16", "fp8 e5m2", "bf16"):
-            scaled = BY_NAME[name].round(gradients * 2.0**power)
-            finite = np.isfinite(scaled)
-            error = np.abs(scaled[finite] / 2.0**power - gradients[finite])
-            size = np.abs(gradients[finite])
-            row[f"{name} zero"] = float(((scaled == 0) & (gradients != 0)).mean())
-            row[f"{name} over"] = float((~finite).mean())
-            row[f"{name} error"] = float(error.sum() / size.sum()) if size.sum() > 0 else None
-        rows.append(row)
-    heads = {"scale": "loss scale"}
+    powers = (0, 8, 12, 16, 20, 24, 32, 40)
+    columns: dict[str, tuple[str, list[object]]] = {"scale": ("loss scale", [f"2^{power}" for power in powers])}
     for name in ("fp16", "fp8 e5m2", "bf16"):
-        heads |= {
-            f"{name} zero": f"{name}: become 0 [share]",
-            f"{name} over": f"{name}: overflow [share]",
-            f"{name} error": f"{name}: error",
-        }
+        survived = [_survived(BY_NAME[name], gradients, power) for power in powers]
+        headings = {"zero": "become 0 [share]", "over": "overflow [share]", "error": "error"}
+        for (key, heading), found in zip(headings.items(), zip(*survived, strict=True), strict=True):
+            columns[f"{name} {key}"] = (f"{name}: {heading}", list(found))
     note = "Backward starts from loss x scale, gradients are divided by it afterwards. Error: sum of errors over sum of sizes."
-    missing = {f"{name} error": "nothing finite is left" for name in ("fp16", "fp8 e5m2", "bf16")}
-    return Table("Loss scaling", pd.DataFrame(rows), heads, note, preview=len(rows), missing=missing)
+    return table("Loss scaling", columns, note, missing={name: "nothing finite is left" for name in columns if name.endswith(" error")})
+
+
+def _survived(into: NumberFormat, gradients: Floats, power: int) -> tuple[float, float, float | None]:
+    """(share that becomes 0, share that overflows, error of the rest) of scaled gradients."""
+    scaled = into.round(gradients * 2.0**power)
+    finite = np.isfinite(scaled)
+    errors, sizes = np.abs(scaled[finite] / 2.0**power - gradients[finite]), np.abs(gradients[finite])
+    error = float(errors.sum() / sizes.sum()) if sizes.sum() > 0 else None
+    return float(((scaled == 0) & (gradients != 0)).mean()), float((~finite).mean()), error
 
 
 def _dynamic(arguments: Arguments, random: np.random.Generator) -> Table:
@@ -170,18 +142,14 @@ def _dynamic(arguments: Arguments, random: np.random.Generator) -> Table:
             scale /= 2
         elif good == arguments.growth_interval:
             scale, good = scale * 2, 0
-    frame = pd.DataFrame(rows, columns=["step", "scale", "largest", "zero", "update"])
-    frame["largest"] = [f"{value:.4g}" for value in frame["largest"]]
-    heads = {
-        "step": "step",
-        "scale": "loss scale",
-        "largest": "largest scaled gradient",
-        "zero": "become 0 [share]",
-        "update": "optimizer step",
+    columns: Columns = {
+        "step": ("step", [row[0] for row in rows]),
+        "scale": ("loss scale", [row[1] for row in rows]),
+        "largest": ("largest scaled gradient", [f"{row[2]:.4g}" for row in rows]),
+        "zero": ("become 0 [share]", [row[3] for row in rows]),
+        "update": ("optimizer step", [row[4] for row in rows]),
     }
-    return Table(
-        "Dynamic loss scaling in fp16", frame, heads, "After an overflow the step is skipped and the scale halved.", preview=len(frame)
-    )
+    return table("Dynamic loss scaling in fp16", columns, "After an overflow the step is skipped and the scale halved.")
 
 
 def ring_sum(inputs: Sequence[Floats], sent: NumberFormat) -> tuple[Floats, Network]:
@@ -231,21 +199,18 @@ def _sums(arguments: Arguments, random: np.random.Generator) -> tuple[Table, lis
         )
     bound = (arguments.ranks - 1) * BY_NAME["bf16"].epsilon / 2 * float(np.abs(exact).sum(axis=0).max()) * 1.1
     checks.append(Check("bf16: largest error of adding", rows[4][5], 0, "", "(x-1) eps/2 times the sum of sizes, at most", tolerance=bound))
-    frame = pd.DataFrame(rows, columns=["what", "bytes", "sent", "error", "adding", "worst"])
-    for name in ("error", "adding", "worst"):
-        frame[name] = [f"{value:.3g}" for value in frame[name]]
-    heads = {
-        "what": "gradients and sum in",
-        "bytes": "sent element [bytes]",
-        "sent": "sent by a rank [bytes]",
-        "error": "error of the sum",
-        "adding": "of it by adding",
-        "worst": "largest error by adding",
+    columns: Columns = {
+        "what": ("gradients and sum in", [row[0] for row in rows]),
+        "bytes": ("sent element [bytes]", [row[1] for row in rows]),
+        "sent": ("sent by a rank [bytes]", [row[2] for row in rows]),
+        "error": ("error of the sum", [f"{row[3]:.3g}" for row in rows]),
+        "adding": ("of it by adding", [f"{row[4]:.3g}" for row in rows]),
+        "worst": ("largest error by adding", [f"{row[5]:.3g}" for row in rows]),
     }
     note = f"A ring over {arguments.ranks} ranks rounds after each addition. Error: sum of errors over sum of sizes."
     factor = error["bf16"] / error["bf16 gradients, sum in fp32"] if error["bf16 gradients, sum in fp32"] else 1.0
     verdict = f"summing {arguments.ranks} ranks in bf16 has {factor:.1f} times the error of summing the same gradients in fp32"
-    return Table("Sums over ranks", frame, heads, note, preview=len(frame)), checks, verdict
+    return table("Sums over ranks", columns, note), checks, verdict
 
 
 def _updates() -> Table:
@@ -257,15 +222,14 @@ def _updates() -> Table:
         for _ in range(1000):
             weight = chosen.round(weight + update)
         rows.append((name, _short(float(weight[0])), _short(abs(float(weight[0]) - 2.0)), _short(chosen.epsilon / 2)))
-    frame = pd.DataFrame(rows, columns=["format", "weight", "error", "half"])
-    heads = {
-        "format": "weight kept in",
-        "weight": "after 1000 updates of 0.001 to 1",
-        "error": "error (2 is exact)",
-        "half": "updates of 1 that small are lost",
+    columns: Columns = {
+        "format": ("weight kept in", [row[0] for row in rows]),
+        "weight": ("after 1000 updates of 0.001 to 1", [row[1] for row in rows]),
+        "error": ("error (2 is exact)", [row[2] for row in rows]),
+        "half": ("updates of 1 that small are lost", [row[3] for row in rows]),
     }
     note = "An update below half the gap behind the weight is rounded away: mixed precision keeps a master copy in fp32."
-    return Table("Small updates", frame, heads, note, preview=len(rows))
+    return table("Small updates", columns, note)
 
 
 def _format_checks(random: np.random.Generator) -> list[Check]:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 
 from tracekit.errors import UsageError
 from tracekit.findings import Table
-from tracekit.simulate import bounds
-from tracekit.simulate.experiment import Call, Check, Experiment
+from tracekit.simulate.arguments import MOST_ELEMENTS, MOST_MULTIPLICATIONS, bytes_of_element, check, option, seed_of, values, within
+from tracekit.simulate.experiment import Check, Experiment
 from tracekit.simulate.functions import Float, error, rounding
+from tracekit.simulate.tables import Columns, table
 from tracekit.simulate.tensor_parallel.layers import Block, Gradients, Norm, block_step, layer_step
 from tracekit.simulate.tensor_parallel.linears import linear_step, run_column, run_row
 from tracekit.simulate.tensor_parallel.ranks import Ranks, run_block, run_layer
@@ -42,23 +41,24 @@ _SMALL = {"column": 0, "row": 1, "mlp": 1, "attention": 1, "layer": 6}
 class Arguments:
     """What ``tracekit simulate tensor-parallel`` can be told."""
 
-    tp: int = field(default=2, metadata={"help": "Tensor-parallel ranks t."})
-    part: str = field(default="layer", metadata={"help": "Part that is shown step by step.", "choices": PARTS})
-    sequence_parallel: bool = field(default=False, metadata={"help": "Show the steps with sequence parallel."})
-    library: str = field(
-        default="dtensor",
-        metadata={"help": "Whose sequence parallel: dtensor keeps gathered inputs for backward and sums gradients of norms and row biases "
-                  "one by one; megatron gathers again, and sums them in one buffer.", "choices": LIBRARIES},
-    )  # fmt: skip
-    sequence: int = field(default=8, metadata={"help": "Tokens s of a sequence."})
-    batch: int = field(default=2, metadata={"help": "Sequences b."})
-    hidden: int = field(default=16, metadata={"help": "Hidden size h."})
-    heads: int = field(default=4, metadata={"help": "Attention heads a."})
-    kv_heads: int = field(default=0, metadata={"help": "Heads of keys and values; 0: as many as heads."})
-    ffn: int = field(default=0, metadata={"help": "Hidden size of the MLP; 0: 4 h."})
-    causal: bool = field(default=True, metadata={"help": "Let a token see only itself and those before it."})
-    element_bytes: int = field(default=2, metadata={"help": "Bytes of one element held or under way."})
-    seed: int = field(default=0, metadata={"help": "Seed of weights and inputs."})
+    tp: int = option(2, "Tensor-parallel ranks t.", least=1)
+    part: str = option("layer", "Part that is shown step by step.", PARTS)
+    sequence_parallel: bool = option(False, "Show the steps with sequence parallel.")
+    library: str = option(
+        "dtensor",
+        "Whose sequence parallel: dtensor keeps gathered inputs for backward and sums gradients of norms and row biases one by one; "
+        "megatron gathers again, and sums them in one buffer.",
+        LIBRARIES,
+    )
+    sequence: int = option(8, "Tokens s of a sequence.", least=1)
+    batch: int = option(2, "Sequences b.", least=1)
+    hidden: int = option(16, "Hidden size h.", least=1)
+    heads: int = option(4, "Attention heads a.", least=1)
+    kv_heads: int = option(0, "Heads of keys and values; 0: as many as heads.", least=0)
+    ffn: int = option(0, "Hidden size of the MLP; 0: 4 h.", least=0)
+    causal: bool = option(True, "Let a token see only itself and those before it.")
+    element_bytes: int = bytes_of_element()
+    seed: int = seed_of("weights and inputs")
 
 
 @dataclass(frozen=True)
@@ -119,12 +119,12 @@ def run(arguments: Arguments) -> Experiment:
         title=TITLE,
         about="The first linear of a block is cut by columns, the second by rows, so that what lies between needs no communication. "
         "Forward and backward are written by hand; every rank computes with its shards alone.",
-        arguments=[(f.name, getattr(arguments, f.name)) for f in fields(arguments)],
+        arguments=values(arguments),
         verdict=f"{arguments.part} over {sizes.t} ranks: largest error {worst:.2g} in all parts; a rank sends {sent[MODES[0]]} bytes, "
         f"with sequence parallel {sent[MODES[1]]}.",
         tables=[_places_table(done, arguments.part), _sent_table(done, sizes), _errors_table(done)],
         moments=chosen.ranks.moments,
-        checks=[check for one in done.values() for check in (*_error_checks(one), *_sent_checks(one, sizes))],
+        checks=[figure for one in done.values() for figure in (*_error_checks(one), *_sent_checks(one, sizes))],
         calls=chosen.ranks.network.calls(0),
         notes=[
             "With sequence parallel, Megatron gathers a column linear's input again in backward, one all-gather a block more than the "
@@ -135,11 +135,7 @@ def run(arguments: Arguments) -> Experiment:
 
 
 def _checked(a: Arguments) -> _Sizes:
-    bounds.at_least(1, a, "tp", "sequence", "batch", "hidden", "heads")
-    bounds.at_least(0, a, "kv_heads", "ffn", "seed")
-    bounds.element_bytes(a)
-    bounds.one_of(PARTS, a, "part")
-    bounds.one_of(LIBRARIES, a, "library")
+    check(a)
     kv_heads, ffn = a.kv_heads or a.heads, a.ffn or 4 * a.hidden
     sizes = _Sizes(a.tp, a.sequence, a.batch, a.hidden, a.heads, kv_heads, ffn, a.element_bytes, a.library == "megatron")
     if sizes.h % sizes.heads:
@@ -157,9 +153,9 @@ def _checked(a: Arguments) -> _Sizes:
     smaller = "take a smaller hidden size or a shorter sequence"
     tokens, widest = sizes.s * sizes.b, max(3 * sizes.h, sizes.ffn)
     arrays = max(tokens * widest, sizes.h * widest, tokens * sizes.s * sizes.heads)
-    bounds.within(arrays, bounds.MOST_ELEMENTS, "elements of one array", smaller)
+    within(arrays, MOST_ELEMENTS, "elements of one array", smaller)
     work = tokens * sizes.h * (4 * sizes.h + 2 * sizes.ffn + 2 * sizes.s)
-    bounds.within(work, bounds.MOST_MULTIPLICATIONS, "multiplications a pass", smaller)
+    within(work, MOST_MULTIPLICATIONS, "multiplications a pass", smaller)
     return sizes
 
 
@@ -249,63 +245,47 @@ def _sent_checks(one: _Done, sizes: _Sizes) -> list[Check]:
 
 def _places_table(done: dict[tuple[str, str], _Done], part: str) -> Table:
     """What stands at the same place of the computation in both modes."""
-    by_mode = {mode: done[part, mode].ranks.network.calls(0) for mode in MODES}
-    order = [(call.phase, call.label) for call in by_mode["sequence_parallel"]]
-    rows = [
-        {
-            "phase": phase,
-            "place": place,
-            **{mode: _kind_at(by_mode[mode], phase, place) for mode in MODES},
-            "full_bytes": next(c.full_bytes for calls in by_mode.values() for c in calls if (c.phase, c.label) == (phase, place)),
-        }
-        for phase, place in order
-    ]
-    columns = {
-        "phase": "phase",
-        "place": "place",
-        "tensor_parallel": "tensor parallel",
-        "sequence_parallel": "with sequence parallel",
-        "full_bytes": "full tensor [bytes]",
+    by_mode = {mode: {(c.phase, c.label): c for c in reversed(done[part, mode].ranks.network.calls(0))} for mode in MODES}
+    places = [(call.phase, call.label) for call in done[part, "sequence_parallel"].ranks.network.calls(0)]
+    found = {mode: [calls.get(place) for place in places] for mode, calls in by_mode.items()}
+    full = [next(calls[place].full_bytes for calls in by_mode.values() if place in calls) for place in places]
+    kinds = {mode: ["nothing" if call is None else call.kind for call in calls] for mode, calls in found.items()}
+    columns: Columns = {
+        "phase": ("phase", [phase for phase, _ in places]),
+        "place": ("place", [label for _, label in places]),
+        "tensor_parallel": ("tensor parallel", kinds["tensor_parallel"]),
+        "sequence_parallel": ("with sequence parallel", kinds["sequence_parallel"]),
+        "full_bytes": ("full tensor [bytes]", full),
     }
     note = "An all-reduce is a reduce-scatter and an all-gather: sequence parallel puts them around what works on shares of tokens."
-    return Table(f"Collectives of the {part}", pd.DataFrame(rows, columns=list(columns)), columns, note, preview=len(rows))
-
-
-def _kind_at(calls: Sequence[Call], phase: str, place: str) -> str:
-    return next((call.kind for call in calls if (call.phase, call.label) == (phase, place)), "nothing")
+    return table(f"Collectives of the {part}", columns, note)
 
 
 def _sent_table(done: dict[tuple[str, str], _Done], sizes: _Sizes) -> Table:
-    rows = []
-    for one in done.values():
-        kinds = Counter((call.phase, call.kind) for call in one.ranks.network.calls(0))
-        rows.append(
-            {
-                "part": one.part,
-                "mode": one.mode,
-                **{
-                    phase: ", ".join(f"{n} {kind}" for (of, kind), n in kinds.items() if of == phase) or "nothing"
-                    for phase in ("forward", "backward")
-                },
-                "sent": int(one.ranks.network.sent_bytes[0]),
-                "expected": _expected_sent(one.part, one.mode, sizes),
-                "steps": one.ranks.network.steps,
-            }
-        )
-    columns = {
-        "part": "part",
-        "mode": "mode",
-        "forward": "forward",
-        "backward": "backward",
-        "sent": "sent by a rank [bytes]",
-        "expected": "by formula [bytes]",
-        "steps": "logical steps",
+    rows = list(done.values())
+    kinds = [Counter((call.phase, call.kind) for call in one.ranks.network.calls(0)) for one in rows]
+
+    def of_phase(phase: str) -> list[str]:
+        return [", ".join(f"{n} {kind}" for (of, kind), n in counts.items() if of == phase) or "nothing" for counts in kinds]
+
+    columns: Columns = {
+        "part": ("part", [one.part for one in rows]),
+        "mode": ("mode", [one.mode for one in rows]),
+        "forward": ("forward", of_phase("forward")),
+        "backward": ("backward", of_phase("backward")),
+        "sent": ("sent by a rank [bytes]", [int(one.ranks.network.sent_bytes[0]) for one in rows]),
+        "expected": ("by formula [bytes]", [_expected_sent(one.part, one.mode, sizes) for one in rows]),
+        "steps": ("logical steps", [one.ranks.network.steps for one in rows]),
     }
-    return Table("Communication of every part", pd.DataFrame(rows), columns, preview=len(rows))
+    return table("Communication of every part", columns)
 
 
 def _errors_table(done: dict[tuple[str, str], _Done]) -> Table:
-    frame = pd.DataFrame([{"part": one.part, "mode": one.mode, **one.errors} for one in done.values()])
-    columns = {"part": "part", "mode": "mode", "Y": "error of Y", "dX": "error of dX", "dW": "error of dW", "db": "error of db"}
+    rows = list(done.values())
+    columns: Columns = {
+        "part": ("part", [one.part for one in rows]),
+        "mode": ("mode", [one.mode for one in rows]),
+        **{name: (f"error of {name}", [one.errors[name] for one in rows]) for name in ("Y", "dX", "dW", "db")},
+    }
     note = "Largest absolute difference from one rank. db: biases, and gamma and beta of norms."
-    return Table("Errors against one rank", frame, columns, note, preview=len(frame))
+    return table("Errors against one rank", columns, note)
