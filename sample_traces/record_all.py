@@ -1,6 +1,7 @@
 """Record the samples again: every workload once, small, on the CPU.
 
     python sample_traces/record_all.py [NAME...]
+    python sample_traces/record_all.py list | plans
 
 Each sample is a folder of this one with a trace and a manifest of every rank, as ``tracekit record`` left them; only the machine's name is
 replaced by ``sample-host``. ``README.md`` lists what each shows. Needs tracekit[record]; the samples of other frameworks need their extra.
@@ -8,12 +9,17 @@ replaced by ``sample-host``. ``README.md`` lists what each shows. Needs tracekit
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
+import importlib
 import json
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import msgspec
 
 HERE = Path(__file__).parent
 SMALL = ["--layers", "2", "--active", "2"]
@@ -98,10 +104,32 @@ def list_samples() -> None:
     path.write_text(before + start + "\n" + "\n".join(rows) + "\n" + end + after)
 
 
+def write_plans() -> None:
+    """Write what each workload says of its plan into the manifests that are there; the traces stay as they are."""
+    import torch
+    from tracekit.workloads.common import planned
+    from tracekit.workloads.common.job import DATA_AXES, Job
+    from tracekit.workloads.common.settings import mesh_sizes, parse
+    from tracekit.workloads.common.transformer import Shape
+
+    for path in sorted(HERE.glob("*/*.manifest.json")):
+        told = msgspec.json.decode(path.read_bytes())
+        _, _, name, *arguments = shlex.split(told["command"])
+        workload = importlib.import_module(f"tracekit.workloads.{name}")
+        settings, options = parse(workload, arguments)
+        sizes, shape = mesh_sizes(workload, settings), Shape(**{f.name: getattr(settings, f.name) for f in dataclasses.fields(Shape)})
+        axes = getattr(workload, "DATA_AXES", DATA_AXES)
+        job = Job(settings, shape, sizes, None, torch.device("cpu"), told["rank"], axes)  # type: ignore[arg-type]
+        path.write_bytes(msgspec.json.encode({**told, "plan": planned.of(workload, job, options)}))
+
+
 def main() -> None:
-    """Record the samples named on the command line, all without one; ``list`` only writes the table."""
+    """Record the samples named on the command line, all without one; ``list`` only writes the table, ``plans`` only the plans."""
     if sys.argv[1:] == ["list"]:
         list_samples()
+        return
+    if sys.argv[1:] == ["plans"]:
+        write_plans()
         return
     chosen = sys.argv[1:] or list(SAMPLES)
     strange = [name for name in chosen if name not in SAMPLES]

@@ -175,7 +175,11 @@ class ExpertLoad(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """Everything the recorder knows of one rank. ``strategy`` names the workload or what the user calls it, ``options`` its settings."""
+    """Everything the recorder knows of one rank.
+
+    ``strategy`` is what the workload or the user calls the job, ``options`` are its settings: labels, from which nothing follows. ``plan``:
+    what the program says of its strategy and implementation, in the keys of a plan file of ``tracekit estimate``; {} where it says nothing.
+    """
 
     schema_version: int = SCHEMA_VERSION
     tracekit_version: str = ""
@@ -205,6 +209,7 @@ class Manifest(msgspec.Struct, frozen=True):
     owners: Owners = Owners()
     calls: Calls = Calls()
     notes: list[str] = []
+    plan: dict[str, Any] = {}
 
 
 def encode(manifest: Manifest) -> bytes:

@@ -21,6 +21,7 @@ from tracekit.manifest import Expected
 from .common import accelerated, loop
 from .common.buckets import buckets_of
 from .common.job import Job, Training
+from .common.planned import Planned
 from .common.reference import adam
 from .common.replicas import work_on_fake_group
 from .common.settings import option
@@ -60,6 +61,12 @@ def expected(job: Job, options: Options) -> list[Expected]:
     with torch.device("meta"):
         buckets = buckets_of(Transformer(job.shape), options.bucket_cap_mb)
     return [Expected("all_reduce", "dp_replicate", "gradient_sync", len(buckets), 4 * sum(buckets))]
+
+
+def planned(job: Job, options: Options) -> Planned:  # noqa: ARG001
+    """What the analytical model is told."""
+    cap, views = float(options.bucket_cap_mb), options.gradient_as_bucket_view
+    return {"strategy": {"name": "ddp", "bucket_cap_mb": cap, "gradient_as_bucket_view": views, "sync_every_micro_batch": False}}
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from tracekit.manifest import Expected, Precision
 
 from .common import accelerated, loop, sharding
 from .common.job import Job, Training
+from .common.planned import Planned
 from .common.reference import adam
 from .common.settings import option
 from .common.transformer import Transformer, initialize
@@ -74,6 +75,12 @@ def expected(job: Job, options: Options) -> list[Expected]:
         Expected("all_gather", "dp_shard", "parameter_gather", rounds * gathers, rounds * width * gathered),
         Expected("reduce_scatter", "dp_shard", "gradient_scatter", layers + 2, width * everything),
     ]
+
+
+def planned(job: Job, options: Options) -> Planned:  # noqa: ARG001
+    """The last unit, the norm, stays gathered; only the last of several micro-batches reduces."""
+    strategy = {"name": "fsdp2", "reshard_after_forward": options.reshard_after_forward, "sync_every_micro_batch": False}
+    return {"strategy": strategy, "implementation": {"last_stays": True}}
 
 
 if __name__ == "__main__":

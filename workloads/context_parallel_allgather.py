@@ -26,6 +26,7 @@ from tracekit.manifest import Expected
 
 from .common import context, loop
 from .common.job import Job, Training
+from .common.planned import Planned, by_hand
 from .common.settings import option
 
 MESH = {"cp": 2}
@@ -84,6 +85,11 @@ def expected(job: Job, options: Options) -> list[Expected]:
         ("all_gather", rounds, rounds * keys_and_values * context.element_bytes(job)),
         ("reduce_scatter", 1, 4 * keys_and_values),
     )
+
+
+def planned(job: Job, options: Options) -> Planned:  # noqa: ARG001
+    """What the analytical model is told."""
+    return by_hand(context_parallel="allgather", implementation={"averages_after": True, "keeps_gathered_keys": options.keep_gathered})
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from tracekit.manifest import Expected
 
 from .common import context, loop
 from .common.job import Job, Training
+from .common.planned import Planned, by_hand
 
 MESH = {"cp": 2}
 
@@ -92,6 +93,11 @@ def expected(job: Job, options: object) -> list[Expected]:  # noqa: ARG001
         ("all_reduce", 1, rows * 4),
         ("reduce_scatter", 2, rows * (2 * size + 1) * 4),
     )
+
+
+def planned(job: Job, options: object) -> Planned:  # noqa: ARG001
+    """What the analytical model is told."""
+    return by_hand(context_parallel="blockwise")
 
 
 if __name__ == "__main__":

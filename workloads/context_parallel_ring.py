@@ -27,6 +27,7 @@ from tracekit.manifest import Expected
 
 from .common import context, loop
 from .common.job import Job, Training
+from .common.planned import Planned, by_hand
 
 MESH = {"cp": 4}
 
@@ -113,6 +114,11 @@ def expected(job: Job, options: object) -> list[Expected]:  # noqa: ARG001
     block = 2 * context.tokens_of(job) * shape.kv_heads * shape.head_size
     size = hops * block * (2 * context.element_bytes(job) + 4)
     return context.expected(job, ("send", 3 * hops, size), ("recv", 3 * hops, size))
+
+
+def planned(job: Job, options: object) -> Planned:  # noqa: ARG001
+    """What the analytical model is told."""
+    return by_hand(context_parallel="ring")
 
 
 if __name__ == "__main__":

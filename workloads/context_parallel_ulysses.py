@@ -28,6 +28,7 @@ from tracekit.manifest import Expected
 
 from .common import context, loop
 from .common.job import Job, Training
+from .common.planned import Planned, by_hand
 from .common.transformer import attend
 
 MESH = {"cp": 2}
@@ -97,6 +98,11 @@ def expected(job: Job, options: object) -> list[Expected]:  # noqa: ARG001
     heads = 2 * shape.heads + 2 * shape.kv_heads * copies(shape.heads, shape.kv_heads, ranks)
     elements = 2 * heads * context.tokens_of(job) * shape.head_size
     return context.expected(job, ("all_to_all", 8, elements * context.element_bytes(job)))
+
+
+def planned(job: Job, options: object) -> Planned:  # noqa: ARG001
+    """What the analytical model is told."""
+    return by_hand(context_parallel="ulysses")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from tracekit.manifest import Expected
 from .common import float8, loop, zero
 from .common.buckets import buckets_of
 from .common.job import Job, Training
+from .common.planned import Planned
 from .common.reference import adam
 from .common.replicas import replicate
 from .common.settings import option
@@ -89,6 +90,13 @@ def expected(job: Job, options: Options) -> list[Expected]:
     rounds = 1 if options.no_sync else job.settings.micro_batches
     elements = sum(buckets)
     return [Expected("all_reduce", "dp_replicate", "gradient_sync", rounds * len(buckets), rounds * 4 * elements)]
+
+
+def planned(job: Job, options: Options) -> Planned:  # noqa: ARG001
+    """What the analytical model is told."""
+    cap = options.bucket_cap_mb if options.overlap else float(1 << 20)
+    views, each = options.gradient_as_bucket_view, not options.no_sync
+    return {"strategy": {"name": "ddp", "bucket_cap_mb": cap, "gradient_as_bucket_view": views, "sync_every_micro_batch": each}}
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from tracekit.manifest import Expected, Precision
 
 from .common import loop, zero
 from .common.job import Job, Training
+from .common.planned import Planned
 from .common.reference import adam
 from .common.settings import option
 from .common.transformer import Transformer, initialize, loss_of
@@ -193,6 +194,12 @@ def buckets_of(sizes: list[int], most: int) -> list[int]:
             buckets.append(0)
         buckets[-1] += size
     return buckets
+
+
+def planned(job: Job, options: Options) -> Planned:  # noqa: ARG001
+    """DeepSpeed gathers every parameter by itself."""
+    strategy = {"name": f"zero{options.stage}", "bucket_cap_mb": options.bucket_cap_mb, "backward_prefetch": "none"}
+    return {"strategy": strategy, "implementation": {"name": "deepspeed"}, "wrap": "parameters" if options.stage == 3 else "layers"}
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ from tracekit.manifest import Expected, ExpertLoad
 from .common import experts, gradients, loop
 from .common.context import element_bytes
 from .common.job import Job, Training
+from .common.planned import Planned, by_hand
 from .common.reference import adam, train
 from .common.settings import option
 from .common.transformer import Transformer, initialize
@@ -145,6 +146,15 @@ def expected(job: Job, options: Options) -> list[Expected]:
         tokens = job.local_batch // pieces * job.shape.sequence
         found += experts.exchanges(routing, tokens, job.shape.layers * pieces, job.shape.hidden * element_bytes(job))
     return found
+
+
+def planned(job: Job, options: Options) -> Planned:  # noqa: ARG001
+    """What the analytical model is told."""
+    model = {"experts": options.experts, "top_k": options.top_k}
+    if not options.padding:
+        return by_hand(model=model)
+    habits = {"averages_after": True, "expert_counts": False}
+    return {**by_hand(model=model), "implementation": habits, "expert_padding": options.capacity_factor}
 
 
 if __name__ == "__main__":

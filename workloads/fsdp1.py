@@ -30,6 +30,7 @@ from tracekit.recorder.units import plain_name
 
 from .common import loop, sharding
 from .common.job import Job, Training
+from .common.planned import Planned
 from .common.reference import adam
 from .common.settings import option
 from .common.transformer import Block, Transformer, initialize
@@ -107,6 +108,16 @@ def flat_elements(elements: list[int], world: int, use_orig_params: bool) -> int
     per_line = 4 if use_orig_params else 1
     total = sum(-(-size // per_line) * per_line for size in elements[:-1]) + elements[-1]
     return -(-total // world) * world
+
+
+def planned(job: Job, options: Options) -> Planned:  # noqa: ARG001
+    """What the analytical model is told."""
+    strategy = {
+        "name": "hsdp" if options.strategy == "hybrid" else "fsdp1",
+        "reshard_after_forward": options.strategy != "shard_grad_op",
+        "use_orig_params": options.use_orig_params,
+    }
+    return {"strategy": strategy, "implementation": {"padding": "torch_fsdp1"}}
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from tracekit.manifest import Expected
 
 from .common import loop, sharding
 from .common.job import Job, Training
+from .common.planned import Planned
 from .common.reference import adam
 from .common.settings import option
 from .common.transformer import Transformer, initialize
@@ -82,6 +83,16 @@ def expected(job: Job, options: Options) -> list[Expected]:
     rounds = job.settings.micro_batches
     reductions = rounds if options.sync_every_round else 1
     return sharding.expected(job, units, reshard, options.reduce_dtype, rounds=rounds, reductions=reductions)
+
+
+def planned(job: Job, options: Options) -> Planned:
+    """What the analytical model is told."""
+    strategy = {
+        "name": "fsdp2",
+        "reshard_after_forward": sharding.reshard_of(options.reshard_after_forward, job.size("dp_shard")),
+        "sync_every_micro_batch": options.sync_every_round,
+    }
+    return {"strategy": strategy, "implementation": {"marks_last_backward": True}}
 
 
 if __name__ == "__main__":

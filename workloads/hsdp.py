@@ -20,6 +20,7 @@ from tracekit.manifest import Expected
 
 from .common import loop, sharding
 from .common.job import Job, Training
+from .common.planned import Planned
 from .common.reference import adam
 from .common.settings import option
 from .common.transformer import Transformer, initialize
@@ -57,6 +58,11 @@ def expected(job: Job, options: Options) -> list[Expected]:
     with torch.device("meta"):
         units = sharding.padded_elements(Transformer(job.shape), job.size("dp_shard"))
     return sharding.expected(job, units, options.reshard_after_forward, options.reduce_dtype, rounds=job.settings.micro_batches)
+
+
+def planned(job: Job, options: Options) -> Planned:  # noqa: ARG001
+    """What the analytical model is told."""
+    return {"strategy": {"name": "fsdp2", "reshard_after_forward": options.reshard_after_forward}}
 
 
 if __name__ == "__main__":

@@ -21,11 +21,12 @@ from tracekit.manifest import Expected
 from .common import hybrid, loop
 from .common.hybrid import Options
 from .common.job import Job, Training
+from .common.planned import Planned
 
 MESH = {"pp": 2, "dp_shard": 2, "tp": 2}
 DEFAULTS = {"batch": 4, "micro_batches": 2}
 
-__all__ = ["DEFAULTS", "MESH", "Options", "build", "expected"]
+__all__ = ["DEFAULTS", "MESH", "Options", "build", "expected", "planned"]
 
 
 def build(job: Job, options: Options) -> Training:
@@ -36,6 +37,11 @@ def build(job: Job, options: Options) -> Training:
 def expected(job: Job, options: Options) -> list[Expected]:
     """Of one rank and step."""
     return hybrid.expected(job, options)
+
+
+def planned(job: Job, options: Options) -> Planned:  # noqa: ARG001
+    """What the analytical model is told."""
+    return hybrid.planned()
 
 
 if __name__ == "__main__":

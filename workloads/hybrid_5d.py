@@ -30,12 +30,13 @@ from .common import hybrid, loop, reference
 from .common.experts import Routing, mixture, take_loads
 from .common.hybrid import DATA_AXES
 from .common.job import Job, Training
+from .common.planned import Planned
 from .common.settings import option
 
 MESH = {"pp": 2, "ep": 2, "dp_shard": 2, "cp": 2, "tp": 2}
 DEFAULTS = {"batch": 4, "micro_batches": 2}
 
-__all__ = ["DATA_AXES", "DEFAULTS", "MESH", "Options", "build", "expected"]
+__all__ = ["DATA_AXES", "DEFAULTS", "MESH", "Options", "build", "expected", "planned"]
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,11 @@ def _reference(job: Job, options: Options) -> dict[str, Tensor]:
 
 def _routing(options: Options) -> Routing:
     return Routing(options.experts, options.top_k)
+
+
+def planned(job: Job, options: Options) -> Planned:  # noqa: ARG001
+    """What the analytical model is told."""
+    return {**hybrid.planned(), "model": {"experts": options.experts, "top_k": options.top_k}}
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from tracekit.manifest import Expected
 
 from .common import loop, pipeline
 from .common.job import Job, Training
+from .common.planned import Planned, by_hand
 
 MESH = {"pp": 2}
 DEFAULTS = {"batch": 8, "micro_batches": 4}
@@ -39,6 +40,11 @@ def build(job: Job, options: Options) -> Training:  # noqa: ARG001
 def expected(job: Job, options: Options) -> list[Expected]:  # noqa: ARG001
     """Messages of one rank and step."""
     return pipeline.expected(job, pipeline.plan(job, "gpipe"))
+
+
+def planned(job: Job, options: Options) -> Planned:  # noqa: ARG001
+    """What the analytical model is told."""
+    return by_hand()
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from tracekit.manifest import Expected
 
 from .common import loop, pipeline
 from .common.job import Job, Training
+from .common.planned import Planned, by_hand
 from .common.settings import option
 
 MESH = {"pp": 2}
@@ -52,6 +53,11 @@ def build(job: Job, options: Options) -> Training:
 def expected(job: Job, options: Options) -> list[Expected]:
     """Messages of one rank and step."""
     return pipeline.expected(job, plan(job, options))
+
+
+def planned(job: Job, options: Options) -> Planned:  # noqa: ARG001
+    """What the analytical model is told."""
+    return by_hand()
 
 
 if __name__ == "__main__":

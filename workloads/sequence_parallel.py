@@ -18,6 +18,7 @@ from tracekit.manifest import Expected
 
 from .common import loop, sharding, tensor
 from .common.job import Job, Training
+from .common.planned import Planned, by_hand
 from .common.reference import adam
 from .common.transformer import Transformer, initialize
 
@@ -45,6 +46,11 @@ def build(job: Job, options: object) -> Training:  # noqa: ARG001
 def expected(job: Job, options: object) -> list[Expected]:  # noqa: ARG001
     """Collectives of one rank and step."""
     return tensor.expected_sequence_parallel(job, list(range(job.shape.layers)), job.local_batch * job.shape.sequence)
+
+
+def planned(job: Job, options: object) -> Planned:  # noqa: ARG001
+    """What the analytical model is told."""
+    return by_hand(sequence_parallel=True)
 
 
 if __name__ == "__main__":

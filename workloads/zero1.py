@@ -25,6 +25,7 @@ from tracekit.manifest import Expected
 from .common import float8, loop, zero
 from .common.buckets import buckets_of
 from .common.job import Job, Training
+from .common.planned import Planned
 from .common.reference import adam
 from .common.replicas import replicate
 from .common.settings import option
@@ -88,6 +89,14 @@ def dealt_out(sizes: list[int], world: int) -> list[int]:
     for size in sorted(sizes, reverse=True):
         held[held.index(min(held))] += size
     return [max(1, elements) for elements in held]
+
+
+def planned(job: Job, options: Options) -> Planned:  # noqa: ARG001
+    """What the analytical model is told."""
+    if options.parameters_as_bucket_view:
+        return {"not_modelled": "ZeroRedundancyOptimizer's parameters_as_bucket_view"}
+    strategy = {"name": "zero1", "bucket_cap_mb": options.bucket_cap_mb, "sync_every_micro_batch": not options.no_sync}
+    return {"strategy": strategy, "implementation": {"padding": "torch_zero"}}
 
 
 if __name__ == "__main__":

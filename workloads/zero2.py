@@ -29,6 +29,7 @@ from tracekit.manifest import Expected, Unit
 from .common import float8, loop, zero
 from .common.buckets import bucketed, buckets_of
 from .common.job import Job, Training
+from .common.planned import Planned
 from .common.reference import adam
 from .common.settings import option
 from .common.transformer import Transformer, initialize
@@ -154,6 +155,12 @@ def expected(job: Job, options: Options) -> list[Expected]:
         Expected("all_gather", "dp_shard", "parameter_sync", len(buckets), 4 * sum(buckets)),
         *zero.expected_of_scaler(job, "dp_shard"),
     ]
+
+
+def planned(job: Job, options: Options) -> Planned:  # noqa: ARG001
+    """What the analytical model is told."""
+    each = options.reduce_every_micro_batch
+    return {"strategy": {"name": "zero2", "bucket_cap_mb": options.bucket_cap_mb, "sync_every_micro_batch": each}}
 
 
 if __name__ == "__main__":

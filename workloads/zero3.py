@@ -31,6 +31,7 @@ from tracekit.manifest import Expected, Unit
 
 from .common import loop, sharding, zero
 from .common.job import Job, Training
+from .common.planned import Planned
 from .common.reference import adam
 from .common.settings import option
 from .common.transformer import Transformer, initialize
@@ -239,6 +240,17 @@ def expected(job: Job, options: Options) -> list[Expected]:
         Expected("reduce_scatter", "dp_shard", "gradient_scatter", rounds * len(sizes), rounds * reduce_bytes * sum(sizes)),
         *zero.expected_of_scaler(job, "dp_shard"),
     ]
+
+
+def planned(job: Job, options: Options) -> Planned:  # noqa: ARG001
+    """What the analytical model is told."""
+    strategy = {
+        "name": "zero3",
+        "reshard_after_forward": options.reshard_after_forward,
+        "backward_prefetch": "pre" if options.prefetch else "none",
+        "use_orig_params": False,
+    }
+    return {"strategy": strategy, "implementation": {"padding": "torch_fsdp1", "last_stays": True}, "wrap": "ends"}
 
 
 if __name__ == "__main__":

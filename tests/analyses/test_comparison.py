@@ -131,7 +131,7 @@ def test_exchanges_between_experts_follow_the_recorded_loads() -> None:
 def test_without_a_prediction_the_reason_is_told() -> None:
     found = compared(next(name for name in RECORDED if name.startswith("collectives"))).json()
     assert "comparison" not in found
-    assert found["not_measured"]["comparison"].startswith("single collectives are no training")
+    assert found["not_measured"]["comparison"].startswith("the manifest lists no parameters")
 
 
 def test_json_findings_and_tables() -> None:
@@ -169,10 +169,10 @@ def with_manifest(folder: Path, name: str, change: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda m: m.update(strategy="my own", units=[]), "does not tell how data-parallel ranks share the model"),
-        (lambda m: m["model"].update(hidden=-1), "hidden is no whole number"),
+        (lambda m: m.update(plan={}, units=[]), "does not tell how data-parallel ranks share the model"),
+        (lambda m: m["model"].update(hidden=-1), "hidden is -1"),
         (lambda m: m["model"].update(hidden=10**9, ffn=10**9, vocabulary=10**9), "those of no job"),
-        (lambda m: m["options"].update(bucket_cap_mb=[1]), "bucket_cap_mb is no number"),
+        (lambda m: m["plan"]["strategy"].update(bucket_cap_mb=[1]), "bucket_cap_mb is list"),
         (lambda m: m.update(mesh=[{"name": "dp_replicate", "size": -2}]), "axes below 1"),
         (lambda m: m.update(precision=None), "element type of the parameters is not recorded"),
     ],
@@ -184,7 +184,7 @@ def test_a_manifest_that_cannot_be_predicted_ends_in_a_reason(tmp_path: Path, ch
 
 
 def test_a_bucket_size_that_was_not_used_shows_in_the_calls(tmp_path: Path) -> None:
-    found = with_manifest(tmp_path, "ddp_2", lambda m: m["options"].update(bucket_cap_mb=25.0))
+    found = with_manifest(tmp_path, "ddp_2", lambda m: m["plan"]["strategy"].update(bucket_cap_mb=25.0))
     rows = {row["quantity"]: row for row in found["comparison"] if row["rank"] == 0}
     calls, size = (rows[f"collectives.dp_replicate.all_reduce.gradient_sync.{what}"] for what in ("calls", "bytes"))
     assert (calls["predicted"], calls["verdict"], calls["why"]) == (1, "differs", "the same bytes in other buckets")
@@ -192,7 +192,7 @@ def test_a_bucket_size_that_was_not_used_shows_in_the_calls(tmp_path: Path) -> N
 
 
 def test_resharding_that_the_manifest_denies_shows_in_the_gathers(tmp_path: Path) -> None:
-    found = with_manifest(tmp_path, "fsdp2_2", lambda m: m["options"].update(reshard_after_forward="false"))
+    found = with_manifest(tmp_path, "fsdp2_2", lambda m: m["plan"]["strategy"].update(reshard_after_forward=False))
     rows = {row["quantity"]: row for row in found["comparison"] if row["rank"] == 0}
     gathers = rows["collectives.dp_shard.all_gather.parameter_gather.calls"]
     assert (gathers["predicted"], gathers["measured"]) == (3, 5)  # two blocks and the root

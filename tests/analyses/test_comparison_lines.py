@@ -33,8 +33,8 @@ def fsdp2(micro_batches: int = 1) -> Prediction:
     """Two blocks and the root over two ranks."""
     fp32 = Precision("float32", "float32", "float32", "float32")
     batch = Batch(micro_batch=1, micro_batches=micro_batches)
-    options = {"sync_every_round": False} if micro_batches > 1 else {}
-    return predict(0, Manifest(strategy="fsdp2", mesh=[Axis("dp_shard", 2)], model=MODEL, precision=fp32, batch=batch, options=options))
+    plan = {"strategy": {"name": "fsdp2", "sync_every_micro_batch": micro_batches == 1}}
+    return predict(0, Manifest(plan=plan, mesh=[Axis("dp_shard", 2)], model=MODEL, precision=fp32, batch=batch))
 
 
 # Verdicts ------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from tracekit.cli.estimate import Size
 from tracekit.cli.main import cli
-from tracekit.estimate.plan import Batch, Plan, Strategy
+from tracekit.estimate.plan import Batch, Implementation, Plan, Strategy
 from tracekit.estimate.recipe import Recipe
 from tracekit.estimate.shape import ModelShape
 
@@ -224,5 +224,5 @@ def test_every_key_of_the_json_is_documented():
     keys = set(found) | {key for row in (*found["memory"], *found["communication"]) for key in row}
     keys |= set(found["step"]) | set(found["flops"]) | set(found["pipeline"]) | set(found["hardware"]) | set(fit) | set(fit["meshes"][0])
     assert keys - documented == set()
-    fields = {field.name for kind in (Plan, Batch, Strategy, ModelShape, Recipe) for field in dataclasses.fields(kind)}
+    fields = {field.name for kind in (Plan, Batch, Strategy, Implementation, ModelShape, Recipe) for field in dataclasses.fields(kind)}
     assert fields - documented - {"name"} == set()

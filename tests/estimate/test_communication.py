@@ -11,7 +11,7 @@ from tracekit.estimate.data_traffic import data_parallel
 from tracekit.estimate.estimate import estimate, local_parameters
 from tracekit.estimate.hardware import HARDWARE, hardware, path_of
 from tracekit.estimate.parameters import Parameter
-from tracekit.estimate.plan import Batch, MeshSizes, Plan, Strategy
+from tracekit.estimate.plan import IMPLEMENTATIONS, Batch, Implementation, MeshSizes, Plan, Strategy
 from tracekit.estimate.recipe import RECIPES
 from tracekit.estimate.shape import ModelShape
 from tracekit.estimate.time import collective_seconds
@@ -34,12 +34,13 @@ def counted(rows: list[Traffic]) -> dict[tuple[str, str, str], tuple[int, int]]:
     return found
 
 
-def sharded(parameters, recipe="fsdp_bf16_fp32_reduce", mesh=None, micro_batches=1, **strategy):
+def sharded(parameters, implementation=IMPLEMENTATIONS["torch"], recipe="fsdp_bf16_fp32_reduce", mesh=None, micro_batches=1, **strategy):
     plan = Plan(
         mesh=mesh or MeshSizes(dp_shard=8),
         strategy=Strategy(**{"name": "fsdp2", **strategy}),
         recipe=RECIPES[recipe],
         batch=Batch(micro_batches=micro_batches),
+        implementation=implementation,
     )
     return counted(data_parallel(parameters, plan))
 
@@ -58,7 +59,7 @@ def test_a_root_that_stays_gathered_is_gathered_once():
     found = sharded([ROOT, *UNITS[:5]])
     assert [found["dp_shard", "all_gather", phase][0] for phase in ("forward", "backward")] == [6, 5]
     assert found["dp_shard", "reduce_scatter", "backward"][0] == 6
-    assert sharded([ROOT, *UNITS[:5]], root_reshards=True)["dp_shard", "all_gather", "backward"][0] == 6
+    assert sharded([ROOT, *UNITS[:5]], Implementation(root_reshards=True))["dp_shard", "all_gather", "backward"][0] == 6
 
 
 def test_no_reshard_after_forward_gathers_once():
@@ -110,9 +111,10 @@ def test_zero_sends_what_ddp_sends(stage):
     mesh, recipe = MeshSizes(dp_shard=4), RECIPES["fp32"]
     parameters = [Parameter(f"p{i}", (2**20,)) for i in range(8)]
 
-    def sent(name: str, **options: bool) -> int:
+    def sent(name: str, **habits: bool) -> int:
         sizes = MeshSizes(dp_replicate=4) if name == "ddp" else mesh
-        return sum(row.sent_bytes for row in data_parallel(parameters, Plan(mesh=sizes, strategy=Strategy(name, **options), recipe=recipe)))
+        plan = Plan(mesh=sizes, strategy=Strategy(name), recipe=recipe, implementation=Implementation(**habits))
+        return sum(row.sent_bytes for row in data_parallel(parameters, plan))
 
     assert sent(stage) == sent("ddp")
     assert sent(stage, deepspeed_allreduce=True) == sent("ddp") * 3 // 2
@@ -147,13 +149,13 @@ def test_sequence_parallel_sends_the_same_bytes():
     inner = range(SHAPE.layers)
     plan = Plan(mesh=MeshSizes(pp=1, tp=4), recipe=RECIPES["bf16"])
     plain = [row for row in model_parallel(SHAPE, plan, inner, 5, []) if row.purpose == "tensor_parallel"]  # a stage without ends
-    kept = replace(plan, sequence_parallel=True, regather_inputs=False)
+    kept = replace(plan, sequence_parallel=True, implementation=Implementation(regather_inputs=False))
     rows = model_parallel(SHAPE, kept, inner, 5, [])
     assert sum(row.sent_bytes for row in rows) == sum(row.sent_bytes for row in plain)
     assert {(row.kind, row.phase): row.calls for row in rows} == {
         ("all_gather", "forward"): 4, ("all_gather", "backward"): 4, ("reduce_scatter", "forward"): 4, ("reduce_scatter", "backward"): 4,
     }  # fmt: skip
-    again = model_parallel(SHAPE, replace(kept, regather_inputs=True), inner, 5, [])
+    again = model_parallel(SHAPE, replace(kept, implementation=Implementation()), inner, 5, [])
     assert sum(row.calls for row in again) - sum(row.calls for row in rows) == 2 * SHAPE.layers
 
 
@@ -221,7 +223,7 @@ def test_tied_embeddings_are_summed_between_first_and_last_stage():
 
 
 def test_full_recomputation_repeats_the_forwards_collectives():
-    plan = Plan(mesh=MeshSizes(dp_shard=2, tp=2, ep=2), recipe=RECIPES["bf16"], expert_counts=False)
+    plan = Plan(mesh=MeshSizes(dp_shard=2, tp=2, ep=2), recipe=RECIPES["bf16"], implementation=Implementation(expert_counts=False))
     again = replace(plan, batch=Batch(recompute="full"))
 
     def backward(p: Plan, kind: str) -> int:
@@ -295,7 +297,9 @@ def test_every_rank_of_a_stage_reports_its_own_traffic():
 def test_whole_embeddings_need_no_collectives_of_their_own():
     """DTensor with embedding and head on every rank: 2 L all-reduces a pass; with sequence parallelism 4 L + 2 all-gathers, 4 L
     reduce-scatters and an all-reduce for each norm."""
-    plan = Plan(mesh=MeshSizes(tp=2), recipe=RECIPES["fp32"], vocabulary_parallel=False, regather_inputs=False)
+    plan = Plan(
+        mesh=MeshSizes(tp=2), recipe=RECIPES["fp32"], vocabulary_parallel=False, implementation=Implementation(regather_inputs=False)
+    )
     assert [(row.phase, row.calls) for row in parallel(SHAPE, plan)] == [("forward", 4), ("backward", 4)]
     calls: dict[str, int] = {}
     for row in parallel(SHAPE, replace(plan, sequence_parallel=True)):
@@ -305,7 +309,8 @@ def test_whole_embeddings_need_no_collectives_of_their_own():
 
 def test_torchs_zero_1_broadcasts_every_parameter():
     parameters = [Parameter(f"p{i}", (1000,)) for i in range(5)]
-    plan = Plan(mesh=MeshSizes(dp_shard=2), strategy=Strategy("zero1", padding="torch_zero"), recipe=RECIPES["fp32"])
+    habits = Implementation(padding="torch_zero")
+    plan = Plan(mesh=MeshSizes(dp_shard=2), strategy=Strategy("zero1"), recipe=RECIPES["fp32"], implementation=habits)
     assert [(row.kind, row.calls, row.full_bytes) for row in data_parallel(parameters, plan)] == [
         ("all_reduce", 1, 20_000),
         ("broadcast", 5, 4_000),
@@ -323,7 +328,7 @@ def test_zero_2_gathers_and_scatters_bucket_by_bucket():
 
 
 def test_the_last_unit_may_stay_between_its_passes():
-    found = sharded(UNITS, name="zero3", last_stays=True)
+    found = sharded(UNITS, Implementation(last_stays=True), name="zero3")
     assert found["dp_shard", "all_gather", "backward"][0] == 5
 
 

@@ -14,13 +14,14 @@ from tracekit.estimate.estimate import chunk_activations, estimate, estimate_par
 from tracekit.estimate.hardware import hardware
 from tracekit.estimate.memory import rank_memory
 from tracekit.estimate.parameters import Parameter
-from tracekit.estimate.plan import Batch, MeshSizes, Plan, Strategy
+from tracekit.estimate.plan import Batch, Implementation, MeshSizes, Plan, Strategy
 from tracekit.estimate.recipe import RECIPES
 from tracekit.estimate.shape import ModelShape
 from tracekit.estimate.timeline import Moment
 
 WORKLOAD = ModelShape(layers=6, hidden=256, heads=4, ffn=1024, vocabulary=1000, sequence=64, learned_positions=True)
-CPU = {"device": "cpu", "norm_kernel": "composite"}
+KERNELS = Implementation(norm_kernel="composite")
+CPU = {"device": "cpu", "implementation": KERNELS}
 SCALARS = 600
 
 MEASURED = [
@@ -103,20 +104,21 @@ def test_peaks_of_pipeline_stages(schedule, role, measured, optimizer):
 
 ZERO = [
     # ZeRO-1 of torch on top of DDP; ZeRO-2 and ZeRO-3 as ``workloads/`` write them, over 4 ranks
-    ({"name": "zero1", "padding": "torch_zero", "bucket_cap_mb": 0.5}, 15_592_456, 21_132_296, 24_146_956),
-    ({"name": "zero2", "bucket_cap_mb": 0.5}, 15_592_456, 17_685_000, 6_037_004),
-    ({"name": "zero2", "bucket_cap_mb": 8}, 15_592_456, 31_055_624, 11_802_124),
-    ({"name": "zero3", "padding": "none", "last_stays": True}, 18_609_664, 26_363_144, 7_611_148),
+    ({"name": "zero1", "bucket_cap_mb": 0.5}, {"padding": "torch_zero"}, 15_592_456, 21_132_296, 24_146_956),
+    ({"name": "zero2", "bucket_cap_mb": 0.5}, {}, 15_592_456, 17_685_000, 6_037_004),
+    ({"name": "zero2", "bucket_cap_mb": 8}, {}, 15_592_456, 31_055_624, 11_802_124),
+    ({"name": "zero3"}, {"padding": "none", "last_stays": True}, 18_609_664, 26_363_144, 7_611_148),
 ]
 
 
 @pytest.mark.parametrize("case", ZERO, ids=lambda case: "-".join(map(str, case[0].values())))
 def test_peaks_of_zero(case):
-    strategy, *measured = case
+    strategy, habits, *measured = case
     wrap = "ends" if strategy["name"] == "zero3" else "layers"
     plan = Plan(
-        mesh=MeshSizes(dp_shard=4), strategy=Strategy(**strategy), recipe=RECIPES["fp32"], batch=Batch(micro_batch=2), wrap=wrap, **CPU
-    )
+        mesh=MeshSizes(dp_shard=4), strategy=Strategy(**strategy), recipe=RECIPES["fp32"], batch=Batch(micro_batch=2), wrap=wrap,
+        device="cpu", implementation=replace(KERNELS, **habits),
+    )  # fmt: skip
     memory = estimate(WORKLOAD, plan, hardware("h100")).roles[0].memory
     start = memory.state.parameters + memory.state.optimizer_state + memory.state.buckets
     for phase, theirs in zip(("forward", "backward", "optimizer"), measured, strict=True):
@@ -132,7 +134,7 @@ def test_peaks_of_tensor_parallel_ranks(sequence_parallel, measured):
     """(torch) DTensor over 4 ranks, embedding and head on each; then with sequence parallelism."""
     plan = Plan(
         mesh=MeshSizes(tp=4), strategy=Strategy("none"), recipe=RECIPES["fp32"], batch=Batch(micro_batch=2), vocabulary_parallel=False,
-        regather_inputs=False, sequence_parallel=sequence_parallel, **CPU,
+        sequence_parallel=sequence_parallel, device="cpu", implementation=replace(KERNELS, regather_inputs=False),
     )  # fmt: skip
     memory = estimate(WORKLOAD, plan, hardware("h100")).roles[0].memory
     start = memory.state.parameters + memory.state.optimizer_state

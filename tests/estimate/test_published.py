@@ -8,7 +8,7 @@ from tracekit.estimate.estimate import estimate
 from tracekit.estimate.hardware import hardware
 from tracekit.estimate.parameters import elements_of
 from tracekit.estimate.pipeline import bubble_ratio, bubble_share, in_flight
-from tracekit.estimate.plan import Batch, MeshSizes, Plan, Strategy
+from tracekit.estimate.plan import Batch, Implementation, MeshSizes, Plan, Strategy
 from tracekit.estimate.presets import preset
 from tracekit.estimate.recipe import RECIPES, bytes_a_parameter, deepspeed_estimate
 from tracekit.estimate.saved import Saved, layer_saved
@@ -182,7 +182,7 @@ def test_long_sequences_of_llama3_8b():
     # Llama-3-8B with 32,768 tokens [GiB]: everything one layer saves (norms of single operations, keys and values repeated), inputs of all
     # layers, logits in fp32. The published 7 leaves out the statistics of norms and attention, 0.004
     shape = preset("llama3-8b", 32768)
-    plan = Plan(recipe=RECIPES["bf16"], norm_kernel="composite", expand_kv=True)
+    plan = Plan(recipe=RECIPES["bf16"], implementation=Implementation(norm_kernel="composite", expand_kv=True))
     assert rounds_to(layer_bytes(shape, plan, 0)[0] / GIB, 7, 2)
     assert checkpoint_bytes(shape, plan) * shape.layers == 8 * GIB
     assert rounds_to(logits_bytes(shape, plan, 4) / GIB, 15.7, 1)

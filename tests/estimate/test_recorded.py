@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,9 +24,11 @@ MODEL = {"architecture": "transformer", "layers": 2, "hidden": 16, "heads": 2, "
 FP32 = Precision("float32", "float32", "float32", "float32")
 
 
-def manifest(strategy: str = "ddp", **more: Any) -> Manifest:
+def manifest(strategy: str | None = "ddp", **more: Any) -> Manifest:
+    """``strategy``: what the program says of itself; None: nothing."""
     mesh = [Axis(name, size) for name, size in more.pop("mesh", {"dp_replicate": 2}).items()]
-    return Manifest(strategy=strategy, mesh=mesh, model=more.pop("model", MODEL), precision=more.pop("precision", FP32), **more)
+    plan = more.pop("plan", {"strategy": strategy} if strategy else {})
+    return Manifest(plan=plan, mesh=mesh, model=more.pop("model", MODEL), precision=more.pop("precision", FP32), **more)
 
 
 def sample(name: str) -> Manifest:
@@ -62,29 +65,34 @@ def test_every_sample_that_trains_has_a_plan() -> None:
 @pytest.mark.parametrize(
     ("wrong", "problem"),
     [
-        ({"strategy": "collectives"}, "single collectives are no training"),
-        ({"strategy": "mine"}, "does not tell how data-parallel ranks share the model"),
+        ({"strategy": None, "model": {}}, "lists no parameters"),
+        ({"strategy": None}, "does not tell how data-parallel ranks share the model"),
         ({"mesh": {"my_axis": 2}}, "knows no mesh axis 'my_axis'"),
         ({"mesh": {"dp_replicate": 0}}, "axes below 1"),
         ({"mesh": {"dp_replicate": 10**7}}, "more than 1000000 ranks"),
-        ({"options": {"bucket_cap_mb": "large"}}, "bucket_cap_mb is no number"),
-        ({"options": {"bucket_cap_mb": 1e400}}, "bucket_cap_mb is no number"),
-        ({"options": {"bucket_cap_mb": -1}}, "buckets of -1.0 MiB"),
-        ({"options": {"no_sync": "yes"}}, "no_sync is neither true nor false"),
-        ({"strategy": "fsdp2", "options": {"reshard_after_forward": "maybe"}}, "reshard_after_forward is neither"),
-        ({"strategy": "deepspeed_zero", "options": {"stage": 4}}, "stages 1, 2 and 3"),
-        ({"strategy": "zero1", "options": {"parameters_as_bucket_view": True}}, "parameters_as_bucket_view"),
-        ({"model": {**MODEL, "hidden": -16}}, "hidden is no whole number"),
-        ({"model": {**MODEL, "layers": 10**9}}, "layers is no whole number"),
-        ({"model": {**MODEL, "heads": True}}, "heads is no whole number"),
-        ({"model": {**MODEL, "norm": ["rmsnorm"]}}, "norm is no word"),
+        ({"strategy": "mine"}, "there is no strategy called 'mine'"),
+        ({"strategy": {"name": "ddp", "bucket_cap_mb": "large"}}, "the manifest's plan: bucket_cap_mb is 'large'"),
+        ({"strategy": {"name": "ddp", "bucket_cap_mb": 1e400}}, "bucket_cap_mb is inf"),
+        ({"strategy": {"name": "ddp", "bucket_cap_mb": -1}}, "buckets of -1.0 MiB"),
+        ({"strategy": {"name": "ddp", "sync_every_micro_batch": "yes"}}, "sync_every_micro_batch is 'yes'"),
+        ({"strategy": {"name": "fsdp2", "reshard_after_forward": "maybe"}}, "reshard_after_forward is 'maybe'"),
+        ({"strategy": ["ddp"]}, "the manifest's plan is list"),
+        ({"plan": {"strategy": "ddp", "implementation": "theirs"}}, "no implementation called 'theirs'"),
+        ({"plan": {"strategy": "ddp", "implementation": {"padding": 3}}}, "padding is int"),
+        ({"plan": {"strategy": "ddp", "implementation": {"padding": "wool"}}}, "no padding rules of 'wool'"),
+        ({"plan": {"strategy": "ddp", "tea": True}}, "the manifest's plan has no 'tea'"),
+        ({"plan": {"not_modelled": "a view"}}, "no formula for a view"),
+        ({"model": {**MODEL, "hidden": -16}}, "hidden is -16"),
+        ({"model": {**MODEL, "layers": 10**9}}, "layers is larger than 10000"),
+        ({"model": {**MODEL, "heads": True}}, "heads is True"),
+        ({"model": {**MODEL, "norm": ["rmsnorm"]}}, "norm is list"),
         ({"model": {**MODEL, "kv_heads": 3}}, "kv_heads do not divide"),
         ({"precision": None}, "element type of the parameters is not recorded"),
         ({"precision": Precision("int4")}, "element type of the parameters is not recorded"),
-        ({"batch": Batch(micro_batch=-1)}, "micro_batch is no whole number"),
-        ({"strategy": "pipeline", "mesh": {"pp": 2}, "pipeline": {"schedule": "zbv"}}, "schedule zbv"),
-        ({"strategy": "pipeline", "mesh": {"pp": 2}, "pipeline": {"schedule": 7}}, "schedule is no word"),
-        ({"strategy": "pipeline", "mesh": {"pp": 2}, "pipeline": {"schedule": "1f1b"}, "coordinate": {"pp": 5}}, "place along pp"),
+        ({"batch": Batch(micro_batch=-1)}, "micro_batch is -1"),
+        ({"mesh": {"pp": 2}, "pipeline": {"schedule": "zbv"}}, "schedule zbv"),
+        ({"mesh": {"pp": 2}, "pipeline": {"schedule": 7}}, "schedule is int"),
+        ({"mesh": {"pp": 2}, "pipeline": {"schedule": "1f1b"}, "coordinate": {"pp": 5}}, "coordinate along pp"),
     ],
 )
 def test_what_the_model_cannot_take_is_named(wrong: dict[str, Any], problem: str) -> None:
@@ -97,7 +105,7 @@ def test_what_the_model_cannot_take_is_named(wrong: dict[str, Any], problem: str
 def test_a_job_that_is_no_workload_is_known_by_its_units() -> None:
     units = [Unit("", "fsdp2", root=True), Unit("layers.0", "fsdp2", reshard_after_forward=False)]
     parameters = [Parameter("a", [6, 4], "float32", "layers.0"), Parameter("b", [3], "float32")]
-    found = predict(0, manifest("mine", mesh={"dp_shard": 2}, model={}, units=units, parameters=parameters, optimizer=Optimizer("AdamW")))
+    found = predict(0, manifest(None, mesh={"dp_shard": 2}, model={}, units=units, parameters=parameters, optimizer=Optimizer("AdamW")))
     assert found.problem == "" and found.peak is None and found.state is not None
     # a: 3 of 6 rows of 4; b: 2 of 3 elements, the padding of a rank with fewer too
     assert (found.state.parameters, found.state.optimizer_state) == ((12 + 2) * 4, (12 + 2) * 8)
@@ -108,11 +116,34 @@ def test_a_job_that_is_no_workload_is_known_by_its_units() -> None:
     }
 
 
+LABELS = (
+    *("hybrid_run3", "tensor_tuned_run", "", "fsdp2", "fsdp1", "ddp", "zero3", "hsdp_7b", "pipeline_gpipe", "expert_parallel"),
+    *("context_parallel_ring", "collectives", "deepspeed_zero", "accelerate_fsdp2", "my run, Tuesday"),
+)
+
+
+@pytest.mark.parametrize("without_plan", [False, True])
+@pytest.mark.parametrize("name", ["fsdp2_2", "hybrid_5d_8", "ddp_2", "tensor_parallel_2"])
+def test_what_a_job_is_called_chooses_nothing(name: str, without_plan: bool) -> None:
+    told = msgspec.structs.replace(sample(name), **({"plan": {}} if without_plan else {}))
+    found = [predict(0, msgspec.structs.replace(told, strategy=label)) for label in LABELS]
+    assert len({str((each.problem, each.found, each.state, each.peak, sorted(each.traffic.items()))) for each in found}) == 1
+
+
+@pytest.mark.parametrize("name", ["fsdp2_2", "fsdp2_uneven_3", "hsdp_4", "fsdp1_2", "ddp_2"])
+def test_a_recording_without_a_plan_is_what_was_observed(name: str) -> None:
+    """Units or buckets, their mesh and element types say all that the workload says of itself."""
+    told = sample(name)
+    observed, said = predict(0, msgspec.structs.replace(told, plan={})), predict(0, told)
+    assert observed.peak is not None and observed.peak == said.peak
+    assert (observed.state, observed.traffic) == (said.state, said.traffic)
+
+
 @pytest.mark.parametrize("placement", ["S(0)", "_S(0, 2)", "Shard(dim=0)", "_StridedShard(dim=0, split_factor=2)"])
 def test_placements_divide_a_parameter_over_tensor_parallel_ranks(placement: str) -> None:
     divided = Parameter("w", [6, 4], "bfloat16", axes=["tp"], placements=[placement])
     told = [divided, Parameter("n", [4], "float32", axes=["tp"], placements=["R"])]
-    found = parameters_of(manifest("mine", mesh={"tp": 2}, parameters=told))
+    found = parameters_of(manifest(None, mesh={"tp": 2}, parameters=told))
     assert [(parameter.shape, parameter.element_bytes) for parameter in found] == [((3, 4), 2), ((4,), 4)]
 
 
@@ -121,13 +152,13 @@ def test_loads_of_experts_by_step() -> None:
         return ExpertLoad(f"layers.{layer}.mlp", step, [0], 2, routed=routed, received=received)
 
     loads = [load(0, 3, [5, 3], [9]), load(1, 3, [4, 4], [2]), load(0, 4, [8, 0], [16])]
-    options = {"experts": 2, "top_k": 1}
-    found = manifest("expert_parallel", mesh={"ep": 2}, options=options, experts=loads, batch=Batch(micro_batch=1, micro_batches=2))
+    model = {**MODEL, "experts": 2, "experts_per_token": 1}
+    found = manifest(mesh={"ep": 2}, model=model, experts=loads, batch=Batch(micro_batch=1, micro_batches=2))
     assert recorded(found, 3).plan.expert_loads == (5, 1)  # 9 and 2 rows in two micro-batches
     assert recorded(found, 4).plan.expert_loads == (8,)
     assert recorded(found, 5).plan.expert_loads == recorded(found).plan.expert_loads == ()
     assert routed_rows(found, 3) == (16, 16, 11)
-    stage = manifest("expert_parallel", mesh={"ep": 2}, options=options, experts=loads[1:2])
+    stage = manifest(mesh={"ep": 2}, model=model, experts=loads[1:2])
     assert recorded(stage, 3).plan.expert_loads == (-1, 2)  # layer 0 is on another stage
     assert routed_rows(found, 5) is None
 
@@ -185,7 +216,7 @@ def documents() -> dict[str, Any]:
 
 
 DOCUMENTS = documents()
-FREE = {"options", "model", "pipeline", "mesh", "batch", "coordinate", "experts", "precision", "optimizer", "strategy"}
+FREE = {"plan", "options", "model", "pipeline", "mesh", "batch", "coordinate", "experts", "precision", "optimizer", "strategy"}
 
 
 def changes(document: Any) -> st.SearchStrategy[list[tuple[tuple[Any, ...], Any, bool]]]:

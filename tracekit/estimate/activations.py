@@ -92,7 +92,8 @@ def stage_activations(shape: ModelShape, plan: Plan, layers: list[int], first: b
         saved[unit] = saved.get(unit, 0) + kinds[kind][0]
         backward[unit] = kinds[kind][1]
     stream = size.by_sequence("residual", shape.hidden).bytes
-    if layers and not first and plan.mesh.pp > 1 and plan.receive_buffers and (plan.norm_kernel == "fused" or size.e == FULL):
+    habits = plan.implementation
+    if layers and not first and plan.mesh.pp > 1 and habits.receive_buffers and (habits.norm_kernel == "fused" or size.e == FULL):
         unit = ROOT if plan.wrap == "whole" else f"layers.{layers[0]}"
         saved[unit] -= stream  # the first norm's input is the buffer in which it was received
         backward[unit] = tuple(replace(step, saved=max(0, step.saved - stream)) for step in backward[unit])
@@ -117,9 +118,9 @@ def _logits(shape: ModelShape, plan: Plan) -> tuple[int, int, int, int, int]:
     the gradient of what it was made of, 12 T V bytes; then one gradient in the type of the logits. A fused loss holds the saved tensor.
     """
     full, own = logits_bytes(shape, plan, FULL), logits_bytes(shape, plan, plan.recipe.autograd)
-    if plan.fused_loss:
+    if plan.implementation.fused_loss:
         return full, full, full, full, 0
-    held = own if plan.keeps_logits or plan.mesh.pp > 1 else 0
+    held = own if plan.implementation.keeps_logits or plan.mesh.pp > 1 else 0
     forward = full + own + (full if plan.recipe.autograd != FULL else 0)
     return full, forward, 3 * full + held, own + held, own
 
@@ -146,7 +147,7 @@ def block_backward(shape: ModelShape, plan: Plan, layer: int) -> tuple[BackwardS
         BackwardStep(whole - inside, 2 * stream + inner * (2 if shape.gated else 1), ("down", "up")),
         BackwardStep(whole - inside, (3 if shape.gated else 2) * stream + inner, ("down", "up", "gate")),
     )
-    if shape.has_experts(layer) and plan.single_operations and not shape.gated:
+    if shape.has_experts(layer) and plan.implementation.single_operations and not shape.gated:
         first = tuple(_experts(size, layer, whole, stream, inner))
     return (
         *first,
@@ -176,11 +177,11 @@ def _experts(size: Sizes, layer: int, whole: int, stream: int, inner: int) -> It
 def _gathered_keys(size: Sizes, saved: int, stream: int) -> Iterator[BackwardStep]:
     """Context parallelism by all-gather: everybody's keys and values, their gradients, those in the order of ranks, this rank's share."""
     shape, plan = size.shape, size.plan
-    if plan.mesh.cp == 1 or plan.context_parallel != "allgather" or not plan.single_operations:
+    if plan.mesh.cp == 1 or plan.context_parallel != "allgather" or not plan.implementation.single_operations:
         return
     keys = size.tensor("keys", (shape.key_width + shape.value_width) * plan.mesh.cp, 1).bytes
     outputs = size.tensor("outputs", shape.attention_width).bytes
     gradients = keys * FULL
     queries = size.tensor("queries", shape.query_width, FULL).bytes
     passing = stream + outputs + keys * size.e + 2 * gradients + gradients // plan.mesh.cp + queries
-    yield BackwardStep(saved - outputs, passing, _BEFORE_ATTENTION, (), gradients if plan.backend_copies else 0)
+    yield BackwardStep(saved - outputs, passing, _BEFORE_ATTENTION, (), gradients if plan.implementation.backend_copies else 0)

@@ -68,7 +68,7 @@ def _tensor(shape: ModelShape, plan: Plan, layer: int, again: int) -> Iterator[T
         yield Traffic("tp", "tensor_parallel", "all_reduce", "forward", t, 1, blocks * m, full)
         yield Traffic("tp", "tensor_parallel", "all_reduce", "backward", t, 1, blocks * m * (1 + again), full)
         return
-    regather = 1 if plan.regather_inputs else 0
+    regather = 1 if plan.implementation.regather_inputs else 0
     for kind, backward in (("all_gather", 1 + again + regather), ("reduce_scatter", 1 + again)):
         yield Traffic("tp", "sequence_parallel", kind, "forward", t, 1, blocks * m, full)
         yield Traffic("tp", "sequence_parallel", kind, "backward", t, 1, blocks * m * backward, full)
@@ -93,7 +93,7 @@ def _context(shape: ModelShape, plan: Plan, again: int) -> Iterator[Traffic]:
             yield row(kind, "backward", c - 1, keys, local, SUMMED)
     elif plan.context_parallel == "allgather":
         yield row("all_gather", "forward", 1, keys, local * c)
-        yield row("all_gather", "backward", again + (0 if plan.keeps_gathered_keys else 1), keys, local * c)
+        yield row("all_gather", "backward", again + (0 if plan.implementation.keeps_gathered_keys else 1), keys, local * c)
         yield row("reduce_scatter", "backward", 1, keys, local * c, SUMMED)
     elif plan.context_parallel == "blockwise":  # queries travel, not keys; lse and weights are one fp32 number a query and head
         outputs, whole = shape.attention_width, local * c
@@ -120,7 +120,7 @@ def _expert(shape: ModelShape, plan: Plan, layer: int, again: int) -> Iterator[T
     m = plan.batch.micro_batches
     share = 1 if plan.mesh.expert_copies else plan.mesh.tp
     full = -(-expert_rows_sent(shape, plan, tokens(shape, plan)) * shape.hidden * plan.recipe.autograd // share)
-    if plan.expert_counts:
+    if plan.implementation.expert_counts:
         counts = COUNT * shape.experts
         yield Traffic("ep", "expert_dispatch", "all_to_all", "forward", plan.mesh.ep, plan.mesh.etp, m, counts)
         yield Traffic("ep", "expert_dispatch", "all_to_all", "backward", plan.mesh.ep, plan.mesh.etp, m * again, counts)
@@ -149,7 +149,7 @@ def _ends(shape: ModelShape, plan: Plan, first: bool, last: bool) -> Iterator[Tr
         yield row("all_reduce", "forward")
     if last and plan.sequence_parallel:
         yield row("all_gather", "forward")
-        yield row("all_gather", "backward", m if divided and plan.regather_inputs else 0)
+        yield row("all_gather", "backward", m if divided and plan.implementation.regather_inputs else 0)
         yield row("reduce_scatter", "backward", m if divided else 0)
     elif last and divided:
         yield row("all_reduce", "backward")
@@ -163,8 +163,8 @@ def _norm_gradients(plan: Plan, parameters: Sequence[Parameter]) -> Iterator[Tra
     """With sequence parallelism each rank's norms saw only its tokens: their gradients are summed over tp once a step, or one by one in
     every backward."""
     norms = [p.elements for p in parameters if p.role == "norm"] if plan.sequence_parallel else []
-    calls = 1 if plan.regather_inputs else plan.batch.micro_batches
-    for elements in [sum(norms)] if plan.regather_inputs and norms else norms:
+    calls = 1 if plan.implementation.regather_inputs else plan.batch.micro_batches
+    for elements in [sum(norms)] if plan.implementation.regather_inputs and norms else norms:
         yield Traffic("tp", "gradient_sync", "all_reduce", "backward", plan.mesh.tp, 1, calls, elements * plan.recipe.gradient)
 
 

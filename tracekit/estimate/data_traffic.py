@@ -18,7 +18,7 @@ def data_parallel(parameters: Sequence[Parameter], plan: Plan) -> list[Traffic]:
     units = units_of(parameters, plan)
     if plan.strategy.shards_parameters:
         rows = [row for unit in units for row in _sharded_unit(unit, plan, unit is units[-1])]
-        if plan.strategy.framework == "deepspeed" and plan.strategy.bucket_cap_mb is not None:
+        if plan.framework == "deepspeed" and plan.strategy.bucket_cap_mb is not None:
             rows = _deepspeed_reductions(units, parameters, plan, rows)
     elif plan.strategy.name in WHOLE_STATE:
         rows = list(_ddp(parameters, plan))
@@ -49,7 +49,8 @@ def _sharded_unit(unit: Unit, plan: Plan, last: bool) -> Iterator[Traffic]:
     once = not strategy.reshard_after_backward and strategy.reshard_after_forward is False
     yield Traffic(axis, "parameter_gather", "all_gather", "forward", unit.w, stride, 1 if once else m, whole)
     after = strategy.reshard_after_forward
-    stays = after is False or (last and strategy.last_stays) or (unit.root and strategy.name != "zero3" and not strategy.root_reshards)
+    root_stays = unit.root and strategy.name != "zero3" and not plan.implementation.root_reshards
+    stays = after is False or (last and plan.implementation.last_stays) or root_stays
     if not stays:
         size = unit.w if after is True else min(int(after), unit.w)
         yield Traffic(axis, "parameter_gather", "all_gather", "backward", size, stride, m, whole)
@@ -68,8 +69,10 @@ def _ddp(parameters: Sequence[Parameter], plan: Plan) -> Iterator[Traffic]:
         experts = [p for p in parameters if p.experts]
         sets.append(("edp", plan.mesh.expert_stride, plan.expert_replicas, experts))
     for axis, near, size, members in sets:
-        for bucket in ddp_buckets(members, plan.strategy.bucket_cap_mb, gradient_bytes=plan.recipe.gradient):
-            yield Traffic(axis, "gradient_sync", "all_reduce", "backward", size, near, _reduces(plan), bucket.bytes)
+        cut = ddp_buckets(members, plan.strategy.bucket_cap_mb, gradient_bytes=plan.recipe.gradient)
+        seen = [elements * plan.recipe.gradient for elements in plan.buckets]
+        for full in seen if seen and not apart else [bucket.bytes for bucket in cut]:
+            yield Traffic(axis, "gradient_sync", "all_reduce", "backward", size, near, _reduces(plan), full)
 
 
 def _zero(parameters: Sequence[Parameter], units: Sequence[Unit], plan: Plan) -> Iterator[Traffic]:
@@ -79,7 +82,7 @@ def _zero(parameters: Sequence[Parameter], units: Sequence[Unit], plan: Plan) ->
     """
     recipe, strategy, w, reduces = plan.recipe, plan.strategy, plan.shard, _reduces(plan)
     (axis, stride), _ = _groups(units[0], plan)
-    if strategy.framework == "torch_zero":
+    if plan.framework == "torch_zero":
         for bucket in ddp_buckets(parameters, strategy.bucket_cap_mb, gradient_bytes=recipe.gradient):
             yield Traffic(axis, "gradient_sync", "all_reduce", "backward", w, stride, reduces, bucket.bytes)
         for parameter in parameters:
@@ -87,13 +90,13 @@ def _zero(parameters: Sequence[Parameter], units: Sequence[Unit], plan: Plan) ->
         return
     for size in _zero_bucket_bytes(parameters, plan):
         elements = round_up(size // recipe.reduce, w)
-        if strategy.deepspeed_allreduce:
+        if plan.implementation.deepspeed_allreduce:
             yield Traffic(axis, "gradient_sync", "all_reduce", "backward", w, stride, reduces, size)
         else:
             yield Traffic(axis, "gradient_scatter", "reduce_scatter", "backward", w, stride, reduces, elements * recipe.reduce)
-        if strategy.framework == "buckets":
+        if plan.framework == "buckets":
             yield Traffic(axis, "parameter_sync", "all_gather", "optimizer", w, stride, 1, elements * recipe.parameter)
-    if strategy.framework != "buckets":
+    if plan.framework != "buckets":
         full = row_shard(parameters, plan, w)[0] * w * recipe.parameter
         yield Traffic(axis, "parameter_sync", "all_gather", "optimizer", w, stride, 1, full)
 
@@ -101,7 +104,7 @@ def _zero(parameters: Sequence[Parameter], units: Sequence[Unit], plan: Plan) ->
 def _zero_bucket_bytes(parameters: Sequence[Parameter], plan: Plan) -> list[int]:
     """Bytes of every bucket of ZeRO-1 and ZeRO-2. DeepSpeed's, where a limit is given, in elements of four bytes: stage 1 goes forward."""
     strategy, size = plan.strategy, plan.recipe.reduce
-    if strategy.framework != "deepspeed" or strategy.bucket_cap_mb is None:
+    if plan.framework != "deepspeed" or strategy.bucket_cap_mb is None:
         return [bucket.bytes for bucket in zero_buckets(parameters, strategy.bucket_cap_mb, size)]
     order = list(parameters) if strategy.name == "zero1" else list(reversed(parameters))
     return [bucket.bytes * size for bucket in deepspeed_buckets(order, deepspeed_limit(parameters, strategy.bucket_cap_mb))]

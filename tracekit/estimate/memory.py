@@ -85,7 +85,7 @@ class Step:
         self.early = early_root_elements(parameters)
         #: Gradients are kept whole, as autograd leaves them.
         self.plain = plan.strategy.name in WHOLE_GRADIENTS or (plan.strategy.shards_parameters and not needs_sharding(plan))
-        self.flat_copies = flat_copies(units, plan) if plan.strategy.averages_after else 0
+        self.flat_copies = flat_copies(units, plan) if plan.implementation.averages_after else 0
         self.tape = Tape()
         self.sharding = self._sharding(parameters)
         self.first = True
@@ -99,7 +99,7 @@ class Step:
             return Bucketed(*base, buckets, name == "zero1")
         if self.plain or name == "zero2":
             return Sharding(*base)
-        if plan.strategy.framework == "torch_fsdp2":
+        if plan.framework == "torch_fsdp2":
             return Fsdp2(*base)
         return Fsdp1(*base) if name == "fsdp1" else Zero3(*base)
 
@@ -216,7 +216,7 @@ class Step:
         """Gradients of the stage's inputs [bytes]: that of the micro-batch before is on its way; of several chunks torch keeps a step's."""
         plan = self.plan
         p, m, v = plan.mesh.pp, plan.batch.micro_batches, plan.virtual_stages
-        if p == 1 or not plan.receive_buffers or self.first:
+        if p == 1 or not plan.implementation.receive_buffers or self.first:
             return 0
         if v == 1:
             return self.now.stream if self.stage else 0
@@ -322,7 +322,7 @@ class Step:
 
 def needs_sharding(plan: Plan) -> bool:
     """False for a group of one that computes with what it stores: nothing is gathered, gradients are kept as they come."""
-    return plan.strategy.framework == "torch_fsdp2" or plan.shard > 1 or plan.recipe.compute != plan.recipe.parameter
+    return plan.framework == "torch_fsdp2" or plan.shard > 1 or plan.recipe.compute != plan.recipe.parameter
 
 
 def receive_buffers(plan: Plan, stage: int, message: int) -> int:
@@ -331,7 +331,7 @@ def receive_buffers(plan: Plan, stage: int, message: int) -> int:
     torch/distributed/pipelining/stage.py, ``_create_act_recv_info``; with several chunks a rank, for each of them.
     """
     p, m, v = plan.mesh.pp, plan.batch.micro_batches, plan.virtual_stages
-    if p == 1 or not plan.receive_buffers:
+    if p == 1 or not plan.implementation.receive_buffers:
         return 0
     return m * message * (2 * v - (stage == 0) - (stage == p - 1))
 

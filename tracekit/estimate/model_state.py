@@ -56,11 +56,12 @@ def model_state(units: Sequence[Unit], plan: Plan, order: Sequence[Parameter], s
     row = row_shard(order, plan, plan.shard, shard_rank % plan.shard) if row_sharded(plan) else None
     shards, states = row or (shards, states)
     parameters = everything if whole_parameters else shards
-    if row is not None and strategy.framework == "buckets":
+    if row is not None and plan.framework == "buckets":
         parameters = shards * plan.shard  # flat buffers, one a bucket
     gradients = everything if whole_gradients else shards
     state = everything if whole_state else states
-    ddp = (strategy.name == "ddp" and not strategy.averages_after) or (strategy.name == "zero1" and strategy.framework == "torch_zero")
+    zero = strategy.name == "zero1" and plan.framework == "torch_zero"  # an optimizer on top of DDP
+    ddp = zero or (strategy.name == "ddp" and not plan.implementation.averages_after)
     buckets = everything * recipe.gradient if ddp and not strategy.gradient_as_bucket_view else _reserved_bucket(plan, order)
     return ModelState(
         parameters * recipe.parameter,
@@ -76,7 +77,7 @@ def model_state(units: Sequence[Unit], plan: Plan, order: Sequence[Parameter], s
 def _reserved_bucket(plan: Plan, order: Sequence[Parameter]) -> int:
     """One bucket of gradients that DeepSpeed's stage 3 allocates when it starts (``__ipg_bucket_flat_buffer`` of its stage3.py)."""
     strategy = plan.strategy
-    if strategy.framework != "deepspeed" or not strategy.shards_parameters or strategy.bucket_cap_mb is None:
+    if plan.framework != "deepspeed" or not strategy.shards_parameters or strategy.bucket_cap_mb is None:
         return 0
     return deepspeed_limit(order, strategy.bucket_cap_mb) * plan.recipe.reduce
 
@@ -94,7 +95,7 @@ def bucket_shards(parameters: Sequence[Parameter], plan: Plan, w: int) -> list[i
 
 def row_shard(parameters: Sequence[Parameter], plan: Plan, w: int, rank: int = 0) -> tuple[int, int]:
     """Elements of (gradients, optimizer state) on one rank of ZeRO-1 and ZeRO-2, which divide all parameters in a row, not unit by unit."""
-    framework = plan.strategy.framework
+    framework = plan.framework
     if framework == "buckets":
         each = sum(bucket_shards(parameters, plan, w))
         return each, each
@@ -108,14 +109,14 @@ def _tensors(units: Sequence[Unit], plan: Plan, buckets: int, row: tuple[int, in
     ``row``: elements of gradients and state where they are shards of all parameters in a row, each one tensor.
     """
     strategy, recipe = plan.strategy, plan.recipe
-    if row is not None and strategy.framework == "buckets":  # one flat buffer for each
+    if row is not None and plan.framework == "buckets":  # one flat buffer for each
         yield from (shard * plan.shard * recipe.parameter for shard in bucket_shards(order, plan, plan.shard))
     else:
         for unit in units:
             yield from _stored(unit, plan, not strategy.shards_parameters, recipe.parameter)
     if buckets:
         yield buckets
-    one_gradient = strategy.framework == "torch_fsdp2"  # all gradients of a unit are views of one reduce-scatter output
+    one_gradient = plan.framework == "torch_fsdp2"  # all gradients of a unit are views of one reduce-scatter output
     for unit in units:
         for size in (recipe.gradient, recipe.accumulation):
             if size and row is not None and strategy.name == "zero2":
@@ -134,7 +135,7 @@ def _tensors(units: Sequence[Unit], plan: Plan, buckets: int, row: tuple[int, in
 
 def _stored(unit: Unit, plan: Plan, whole: bool, size: int, state: bool = False) -> Iterator[int]:
     """Tensors of a unit with ``size`` bytes an element: one a parameter where each is stored on its own, else one for all."""
-    framework = plan.strategy.framework
+    framework = plan.framework
     if whole or (unit.w == 1 and framework in ("none", "torch_fsdp2", "torch_zero")):
         yield from (elements * size for elements in _elements(shapes_of(unit.parameters), 1, "none", state))
     elif framework in ("torch_fsdp2", "deepspeed") and plan.strategy.shards_parameters:
@@ -158,14 +159,14 @@ def optimizer_temporaries(units: Sequence[Unit], plan: Plan, state: int, order: 
     foreach: the square roots of all second moments at once. loop: two copies of one parameter's while the last parameter's is still there:
     the largest of 2 n_i + n_(i-1). fused, sgd and momentum: nothing.
     """
-    recipe, loop = plan.recipe, plan.optimizer_loop
+    recipe, loop = plan.recipe, plan.implementation.optimizer_loop
     if len(recipe.moments) < 2 or loop == "fused":
         return 0
     if loop == "auto":
-        loop = "foreach" if plan.device == "cuda" and plan.strategy.framework != "torch_fsdp2" else "loop"
+        loop = "foreach" if plan.device == "cuda" and plan.framework != "torch_fsdp2" else "loop"
     if loop == "foreach":
         return state * recipe.moments[-1]
-    if row_sharded(plan) and plan.strategy.framework == "buckets":
+    if row_sharded(plan) and plan.framework == "buckets":
         sizes = [0, *bucket_shards(order, plan, plan.shard)]
     else:
         local = _local_elements(units, plan)
@@ -180,11 +181,11 @@ def _local_elements(units: Sequence[Unit], plan: Plan) -> dict[str, int]:
     for unit in units:
         if strategy.name in WHOLE_STATE or unit.w == 1:
             found.update({parameter.name: parameter.elements for parameter in unit.parameters})
-        elif strategy.framework == "torch_fsdp1" and strategy.use_orig_params:
+        elif plan.framework == "torch_fsdp1" and strategy.use_orig_params:
             starts, _ = fsdp1_starts(unit.parameters, plan.recipe.compute, True)
             for start, parameter in zip(starts, unit.parameters, strict=True):
                 found[parameter.name] = max(0, min(unit.shard, start + parameter.elements) - start)
-        elif strategy.framework == "torch_fsdp2":
+        elif plan.framework == "torch_fsdp2":
             found.update({parameter.name: fsdp2_local(parameter, unit.w, 0) for parameter in unit.parameters})
         else:
             found[unit.parameters[0].name] = unit.state

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from tracekit.errors import UsageError
+from tracekit.estimate.padding import FRAMEWORKS
 from tracekit.estimate.pipeline import check_schedule
 from tracekit.estimate.recipe import RECIPES, Recipe
 
@@ -20,21 +21,16 @@ ATTENTION = ("flash", "eager")
 
 @dataclass(frozen=True)
 class MeshSizes:
-    """Sizes of the mesh axes, outermost first: pp, dp_replicate, dp_shard, cp, tp. The world is their product.
+    """Sizes of the mesh axes, outermost first. The world is the product of those that stand before ``ep``."""
 
-    Expert parallelism re-uses ranks: ``ep`` divides dp_shard * cp * dp_replicate (times tp where experts are not divided over it); ``etp``
-    is how many tensor-parallel ranks divide one expert, 1 or tp. ``expert_copies``: tensor-parallel ranks do not divide the experts among
-    them either; each has all those of its place along ep, and computes all tokens with them.
-    """
-
-    pp: int = 1
-    dp_replicate: int = 1
-    dp_shard: int = 1
-    cp: int = 1
-    tp: int = 1
-    ep: int = 1
-    etp: int = 1
-    expert_copies: bool = False
+    pp: int = 1  # pipeline stages [ranks]
+    dp_replicate: int = 1  # replicas of a shard group [ranks]
+    dp_shard: int = 1  # ranks that share parameters, gradients or optimizer state, with those of cp [ranks]
+    cp: int = 1  # parts of a sequence [ranks]
+    tp: int = 1  # parts of a matrix [ranks]
+    ep: int = 1  # groups of experts; re-uses ranks: divides dp_shard * cp * dp_replicate (times tp where they are not divided over it)
+    etp: int = 1  # tensor-parallel ranks that divide one expert: 1 or tp [ranks]
+    expert_copies: bool = False  # every tensor-parallel rank has all experts of its place along ep, and computes all tokens with them
 
     def __post_init__(self) -> None:
         low = next((f.name for f in fields(self) if f.name != "expert_copies" and getattr(self, f.name) < 1), None)
@@ -96,36 +92,16 @@ class MeshSizes:
 
 @dataclass(frozen=True)
 class Strategy:
-    """How data-parallel ranks share the model; ``none`` where there is one such rank, and no wrapper around the model.
+    """How data-parallel ranks share the model."""
 
-    ``reshard_after_forward``: True, False, or the size of the group in which a unit stays sharded between forward and backward.
-    ``reshard_after_backward`` False: units stay gathered from the first micro-batch to the end of the step (torch's pipelines with
-    reshard_after_forward False). ``last_stays``: the last unit is not freed between its forward and backward. ``root_reshards``: the root
-    frees its parameters after forward as well (None: as the framework does by itself: it keeps them).
-    ``sync_every_micro_batch``: gradients are reduced after each micro-batch, not only after the last (False: no_sync, or
-    set_requires_gradient_sync(False)). None: what is usual: once a step where every
-    rank keeps whole gradients (ddp, zero1), else each time. ``bucket_cap_mb``: DDP's buckets [MiB]; None: torch's 25 with a first one of 1.
-    ``backward_prefetch``: pre, post or none. ``use_orig_params``: FSDP1 aligns each parameter. ``deepspeed_allreduce``: ZeRO-1/2 all-reduce
-    whole buckets and keep a slice, as DeepSpeed does by default. ``padding``: whose rules, where they are not the strategy's own.
-    ``averages_after``: ddp without DDP: gradients are copied into flat buffers and averaged when the last backward is over.
-    ``marks_last_backward``: FSDP2 is told which backward is the last (set_is_last_backward): behind the others the input of the last
-    reduce-scatter lives on until the next one.
-    """
-
-    name: str = "fsdp2"
-    reshard_after_forward: bool | int = True
-    reshard_after_backward: bool = True
-    root_reshards: bool | None = None
-    last_stays: bool = False
-    sync_every_micro_batch: bool | None = None
-    gradient_as_bucket_view: bool = False
-    bucket_cap_mb: float | None = None
-    backward_prefetch: str = "pre"
-    use_orig_params: bool = True
-    deepspeed_allreduce: bool = False
-    padding: str = ""
-    averages_after: bool = False
-    marks_last_backward: bool = False
+    name: str = "fsdp2"  # one of STRATEGIES; none: one rank alone with its parameters, and no wrapper around the model
+    reshard_after_forward: bool | int = True  # units are freed behind forward; a number: stay sharded over so many ranks [ranks]
+    reshard_after_backward: bool = True  # False: units stay gathered from the first micro-batch to the end of the step
+    sync_every_micro_batch: bool | None = None  # gradients are reduced in each, not only in the last; None: unless they are kept whole
+    gradient_as_bucket_view: bool = False  # ddp: gradients are views of the buckets
+    bucket_cap_mb: float | None = None  # limit of ddp's and ZeRO's buckets [MiB]; None: torch's 25 with a first one of 1
+    backward_prefetch: str = "pre"  # fsdp1, zero3: when the next unit is gathered: pre, post or none
+    use_orig_params: bool = True  # fsdp1: each parameter is aligned by itself
 
     def __post_init__(self) -> None:
         if self.name not in STRATEGIES:
@@ -147,26 +123,58 @@ class Strategy:
         """Whether gradients are reduced after each micro-batch."""
         return self.name not in WHOLE_GRADIENTS if self.sync_every_micro_batch is None else self.sync_every_micro_batch
 
-    @property
-    def framework(self) -> str:
-        """Whose padding rules apply: torch_fsdp2, torch_fsdp1, deepspeed, megatron or none."""
-        own = {"fsdp1": "torch_fsdp1", "fsdp2": "torch_fsdp2", "hsdp": "torch_fsdp2", "zero3": "deepspeed", "ddp": "none", "none": "none"}
-        return self.padding or own.get(self.name, "buckets")
+
+@dataclass(frozen=True)
+class Implementation:
+    """What a framework does by habit, where a plan leaves it open. ``IMPLEMENTATIONS`` names some; a plan may change single habits."""
+
+    name: str = "torch"
+    padding: str = ""  # whose rules pad what is sharded (``padding.FRAMEWORKS``); '': those of the strategy
+    receive_buffers: bool = True  # a pipeline holds a buffer for each message of a step (torch); False: uses a few again (Megatron)
+    regather_inputs: bool = True  # sequence parallelism gathers a linear layer's input again in backward, and sums norms' gradients at once
+    norm_kernel: str = "fused"  # fused saves its input; composite, an rmsnorm of single operations, input and normalised values in fp32
+    expand_kv: bool = False  # keys and values are repeated for every head before attention
+    fused_loss: bool = False  # no copies of logits beside the saved one
+    keeps_logits: bool = False  # the logits themselves live until the head's backward
+    keeps_gathered_keys: bool = False  # context parallelism by all-gather keeps all ranks' keys and values for backward
+    expert_counts: bool = True  # ranks of ep tell each other how many rows come before they send them
+    single_operations: bool = False  # attention over cp and experts are single operations: rows sorted by expert, one after another
+    optimizer_loop: str = "auto"  # foreach, fused, loop; auto: foreach on cuda unless parameters are DTensors, else loop
+    backend_copies: bool = False  # a collective works on a copy of its whole buffer (gloo)
+    averages_after: bool = False  # ddp without DDP: gradients are copied into flat buffers and averaged behind the last backward
+    deepspeed_allreduce: bool = False  # ZeRO-1 and 2 all-reduce whole buckets and keep a slice
+    marks_last_backward: bool = False  # FSDP2 is told which backward is the last: the others leave their last reduction's input behind
+    last_stays: bool = False  # the last unit is not freed between its forward and backward
+    root_reshards: bool = False  # the root is freed behind forward as other units are
+
+    def __post_init__(self) -> None:
+        if self.padding and self.padding not in FRAMEWORKS:
+            raise UsageError(f"there are no padding rules of {self.padding!r}", f"choose one of {', '.join(FRAMEWORKS)}")
+        for name, allowed in (("optimizer_loop", ("auto", "foreach", "fused", "loop")), ("norm_kernel", ("fused", "composite"))):
+            if getattr(self, name) not in allowed:
+                raise UsageError(f"there is no {name} {getattr(self, name)!r}", f"choose {', '.join(allowed)}")
+
+
+IMPLEMENTATIONS = {
+    each.name: each
+    for each in (
+        Implementation("torch"),
+        Implementation("deepspeed", padding="deepspeed", deepspeed_allreduce=True),
+        # the loop of tracekit.workloads
+        Implementation("workloads", regather_inputs=False, single_operations=True),
+    )
+}
 
 
 @dataclass(frozen=True)
 class Batch:
-    """``micro_batch`` sequences go through the model at once, ``micro_batches`` times a step and data-parallel rank.
+    """What one data-parallel rank works on in a step."""
 
-    ``recompute``: none, selective (attention's core is computed again in backward) or full (a layer keeps only its input); ``attention``:
-    flash or eager (keeps the s x s scores); ``causal``: FLOPs of attention count only what a causal mask leaves (half of it).
-    """
-
-    micro_batch: int = 1
-    micro_batches: int = 1
-    recompute: str = "none"
-    attention: str = "flash"
-    causal: bool = False
+    micro_batch: int = 1  # sequences that go through the model at once [sequences]
+    micro_batches: int = 1  # how often in a step
+    recompute: str = "none"  # selective: attention's core is computed again in backward; full: a layer keeps only its input
+    attention: str = "flash"  # eager keeps the s x s scores
+    causal: bool = False  # FLOPs of attention count only what a causal mask leaves, half of it
 
     def __post_init__(self) -> None:
         for name in ("micro_batch", "micro_batches"):
@@ -179,61 +187,31 @@ class Batch:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything beside the model: mesh, strategy, recipe, batch, pipeline schedule and a few habits of the implementation.
-
-    ``sequence_parallel``: with tp, norms and dropout work on s/tp tokens. ``vocabulary_parallel``: embedding and head are
-    divided over tp, not held whole; ``vocabulary_parallel_loss``: logits stay divided over tp.
-    ``context_parallel``: how ranks of cp see each other's keys: ring, allgather, ulysses or blockwise. ``optimizer_loop``: foreach, fused,
-    loop, or auto: as torch chooses, foreach on cuda unless parameters are DTensors (FSDP2).
-    ``device``: cuda rounds allocations to 512 bytes, cpu does not. ``fused_loss``: no copies of logits beside the saved one. ``wrap``: see
-    ``shape.parameters``. ``norm_kernel``: fused saves its input; composite, an rmsnorm of single operations in fp32, saves that in fp32
-    and the normalised values too. ``expand_kv``: keys and values are repeated for every head before attention (grouped queries).
-    ``regather_inputs``: with sequence parallelism the gathered input of a linear layer is gathered again in backward, and gradients of
-    norms are summed in one call (Megatron); False: it is kept, and each is summed by itself (DTensor). ``expert_counts``: ranks of ep tell
-    each other how many rows come before they send them. ``expert_padding``: every expert takes this many times its even share of rows from
-    each rank, filled with zeros where there are fewer (0: as many as come).
-    ``keeps_gathered_keys``: with context_parallel allgather, keys and values of all ranks are kept for backward, not gathered again.
-    ``backend_copies``: while an all-gather or a reduce-scatter runs, the backend holds a copy of its whole buffer (gloo does).
-    ``single_operations``: context parallelism and experts are written in single operations of torch: rows are sorted by expert and put
-    back with indices and outputs kept for backward, experts work one after another, gradients of keys are scattered in copies.
-    ``expert_loads``: rows that arrive at this rank's experts in a micro-batch, one number a layer; -1 or no number: as many as leave
-    it.
-    """
+    """Everything beside the model."""
 
     mesh: MeshSizes = field(default_factory=MeshSizes)
     strategy: Strategy = field(default_factory=Strategy)
     recipe: Recipe = RECIPES["fsdp_bf16_fp32_reduce"]
     batch: Batch = field(default_factory=Batch)
-    schedule: str = "1f1b"
-    virtual_stages: int = 1
-    sequence_parallel: bool = False
-    vocabulary_parallel: bool = True
-    vocabulary_parallel_loss: bool = True
-    context_parallel: str = "ring"
-    optimizer_loop: str = "auto"
-    device: str = "cuda"
-    fused_loss: bool = False
-    wrap: str = "layers"
-    norm_kernel: str = "fused"
-    expand_kv: bool = False
-    regather_inputs: bool = True
-    keeps_logits: bool = False
-    expert_counts: bool = True
-    expert_padding: float = 0.0
-    keeps_gathered_keys: bool = False
-    backend_copies: bool = False
-    single_operations: bool = False
-    expert_loads: tuple[int, ...] = ()
-    receive_buffers: bool = True
+    implementation: Implementation = IMPLEMENTATIONS["torch"]
+    schedule: str = "1f1b"  # of the pipeline: see ``pipeline``
+    virtual_stages: int = 1  # chunks of the model a pipeline rank
+    sequence_parallel: bool = False  # with tp, norms and dropout work on s/tp tokens
+    vocabulary_parallel: bool = True  # embedding and head are divided over tp
+    vocabulary_parallel_loss: bool = True  # logits stay divided over tp until the loss
+    context_parallel: str = "ring"  # how ranks of cp see each other's keys: ring, allgather, ulysses or blockwise
+    expert_padding: float = 0.0  # rows an expert takes from each rank, in even shares, zeros where fewer come; 0: as many as come
+    wrap: str = "layers"  # what FSDP gathers at once: see ``shape.parameters``
+    device: str = "cuda"  # cuda rounds allocations to 512 bytes, cpu does not
+    buckets: tuple[int, ...] = ()  # recorded: elements of ddp's buckets; none: as torch cuts them
+    expert_loads: tuple[int, ...] = ()  # recorded: rows that reach this rank's experts in a micro-batch, by layer; -1: as many as leave
 
     def __post_init__(self) -> None:
         check_schedule(self.schedule, self.mesh.pp, self.batch.micro_batches, self.virtual_stages)
         choices: dict[str, tuple[Any, ...]] = {
             "context_parallel": ("ring", "allgather", "ulysses", "blockwise"),
-            "optimizer_loop": ("auto", "foreach", "fused", "loop"),
             "device": ("cuda", "cpu"),
-            "wrap": ("layers", "ends", "whole"),
-            "norm_kernel": ("fused", "composite"),
+            "wrap": ("layers", "ends", "whole", "parameters"),
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
@@ -254,6 +232,12 @@ class Plan:
                 f"{self.strategy.name} has no replicas, and dp_replicate is {self.mesh.dp_replicate}",
                 "give its ranks as dp_shard, or choose hsdp",
             )
+
+    @property
+    def framework(self) -> str:
+        """Whose padding rules apply (``padding.FRAMEWORKS``)."""
+        own = {"fsdp1": "torch_fsdp1", "fsdp2": "torch_fsdp2", "hsdp": "torch_fsdp2", "zero3": "deepspeed", "ddp": "none", "none": "none"}
+        return self.implementation.padding or own.get(self.strategy.name, "buckets")
 
     @property
     def shard(self) -> int:

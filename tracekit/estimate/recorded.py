@@ -1,7 +1,8 @@
 """A recorder's manifest as the model's input: the shape of the model, and the plan of mesh, strategy, recipe and batch.
 
-``recorded`` knows the options of the reference workloads; of any other job it takes what the manifest shows: units tell FSDP or DDP,
-placements tell tensor parallelism, element types the recipe. What the model has no formula for is a ``UsageError`` that says which.
+A program that knows its plan writes it into the manifest (``Manifest.plan``, with the keys of a plan file); what it leaves out, and a job
+that writes none, is described by what was observed: units tell FSDP or DDP, placements tensor parallelism, element types and optimizer the
+recipe. What a job is called chooses nothing. What the model has no formula for is a ``UsageError`` that says which.
 """
 
 from __future__ import annotations
@@ -10,44 +11,48 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tracekit.errors import UsageError
 from tracekit.estimate.parameters import Parameter
-from tracekit.estimate.plan import Batch, MeshSizes, Plan, Strategy
+from tracekit.estimate.plan import IMPLEMENTATIONS, Batch, Implementation, MeshSizes, Plan, Strategy
 from tracekit.estimate.recipe import OPTIMIZERS, RECIPES, Recipe
 from tracekit.estimate.recorded_axes import axis_names, axis_of, shard_rank, used_sizes
-from tracekit.estimate.recorded_strategy import strategy_of
-from tracekit.estimate.recorded_values import MOST, flag, number, whole, word
 from tracekit.estimate.shape import ModelShape
+from tracekit.estimate.spec import built, implementation_of, only, strategy_of
 from tracekit.estimate.traffic import Traffic
 from tracekit.manifest import Manifest
 
 #: Element type -> bytes.
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8, "float8_e4m3fn": 1}
-_SIZES = ("layers", "hidden", "heads", "ffn", "vocabulary", "sequence")
+_MODEL = "the manifest's model"
+_PLAN = "the manifest's plan"
+#: Keys of a recorded plan that are fields of ``Plan`` as they are, and all of its keys.
+_TOLD = ("sequence_parallel", "context_parallel", "expert_padding", "wrap")
+_KEYS = (*_TOLD, "strategy", "implementation", "model", "not_modelled")
+#: A size of the transformer in the model's words -> in the manifest's.
+_SIZES = {name: name for name in ("layers", "hidden", "heads", "ffn", "vocabulary", "sequence")}
+_CHOICES = {name: name for name in ("kv_heads", "learned_positions", "tied_embeddings", "norm", "experts")}
+_CHOICES |= {"gated": "gated_mlp", "top_k": "experts_per_token"}
 _SCHEDULES = {"interleaved_zero_bubble": "interleaved_1f1b"}
 _REFUSED_SCHEDULES = ("zbv",)
 #: A dimension of a DTensor that is divided, in the long and the short form of torch: ``Shard(dim=0)``, ``S(0)``, ``_S(0, 2)``.
 _SHARDED = re.compile(r"_?S(?:hard|tridedShard)?\((?:dim=)?(\d{1,3})")
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d{1,5})(?:\.|$)")
-MOST_LAYERS, MOST_MICRO_BATCHES, MOST_DIMENSIONS = 10_000, 1_000_000, 16
+MOST_DIMENSIONS, MOST = 16, 10**9
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a manifest says, in the model's terms. ``stage`` of the pipeline this rank is on; ``shape`` None for a model of unknown kind.
+    """What a manifest says, in the model's terms."""
 
-    ``axis_names`` maps the model's name of a data-parallel group to the recording's. ``units``: parameter -> its unit, where that is not as
-    the plan wraps. ``flags``: small all-reduces beside training (norms of gradients, whether any is not finite).
-    """
-
-    shape: ModelShape | None
+    shape: ModelShape | None  # None for a model of unknown kind
     plan: Plan
-    stage: int
-    shard_rank: int
-    axis_names: Mapping[str, str]
-    units: Mapping[str, str] | None = None
-    flags: tuple[Traffic, ...] = ()
+    stage: int  # of the pipeline, on which this rank is
+    shard_rank: int  # its index among the ranks that share its parameters
+    axis_names: Mapping[str, str]  # the model's name of a data-parallel group -> the recording's
+    units: Mapping[str, str]  # parameter -> its FSDP unit, as far as recorded
+    flags: tuple[Traffic, ...] = ()  # small all-reduces beside training: norms of gradients, whether any is not finite
 
     def axis_of(self, row: Traffic) -> str:
         """The recording's name of the axis of one line of predicted traffic."""
@@ -55,8 +60,7 @@ class Recorded:
 
     def wrapped(self, held: Sequence[Parameter]) -> Sequence[Parameter]:
         """The parameters in the units of the recording."""
-        units = self.units
-        return held if units is None else [replace(p, unit=units.get(p.name, p.unit)) for p in held]
+        return [replace(p, unit=self.units.get(p.name, p.unit)) for p in held] if self.units else held
 
 
 def recorded(manifest: Manifest, step: int | None = None) -> Recorded:
@@ -64,76 +68,102 @@ def recorded(manifest: Manifest, step: int | None = None) -> Recorded:
 
     ``step``: whose loads of experts to take, where the manifest lists them; without it experts are balanced.
     """
-    if manifest.strategy == "collectives":
-        raise UsageError("single collectives are no training: there is nothing to predict of them")
+    told = manifest.plan
+    only(told, _KEYS, _PLAN)
+    if told.get("not_modelled"):
+        raise UsageError(f"the model has no formula for {str(told['not_modelled'])[:100]}")
+    if not told and not manifest.parameters and not manifest.model.get("architecture"):
+        raise UsageError("the manifest lists no parameters: there is nothing to predict of the job")
     sizes = used_sizes(manifest)
-    shape = shape_of(manifest)
-    plan = replace(plan_of(manifest, sizes), expert_loads=_expert_loads(manifest, step))
+    plan = replace(plan_of(manifest, sizes), expert_loads=_expert_loads(manifest, step), buckets=_buckets(manifest))
     stage = manifest.coordinate.get("pp", 0) if plan.mesh.pp > 1 else 0
     if not 0 <= stage < plan.mesh.pp:
-        raise UsageError(f"the manifest's place along pp is none of {plan.mesh.pp}", "record the job again")
+        raise UsageError(f"the manifest's coordinate along pp is none of {plan.mesh.pp}", "record the job again")
     names = axis_names(sizes, math.prod(axis.size for axis in manifest.mesh))
-    place, units = shard_rank(manifest, sizes), _units(manifest, plan)
-    return Recorded(shape, plan, stage, place, names, units, tuple(_flags(manifest, plan, sizes)))
+    fsdp = any(unit.kind in ("fsdp1", "fsdp2") for unit in manifest.units)
+    units = {parameter.name: parameter.unit for parameter in manifest.parameters} if fsdp else {}
+    return Recorded(shape_of(manifest), plan, stage, shard_rank(manifest, sizes), names, units, tuple(_flags(manifest, plan, sizes)))
 
 
 def shape_of(manifest: Manifest) -> ModelShape | None:
     """The transformer that the manifest describes; None where it describes none."""
-    model, options = manifest.model, manifest.options
+    model = manifest.model
     if model.get("architecture") != "transformer" or any(key not in model for key in _SIZES):
         return None
-    experts = whole(options, "experts", 0, 10**5) if manifest.strategy in ("expert_parallel", "hybrid_5d") else 0
-    layers, hidden, heads, ffn, vocabulary, sequence = (whole(model, key, None, MOST_LAYERS if key == "layers" else MOST) for key in _SIZES)
-    return ModelShape(
-        layers,
-        hidden,
-        heads,
-        ffn,
-        vocabulary,
-        sequence,
-        kv_heads=whole(model, "kv_heads", 0),
-        gated=flag(model, "gated_mlp", False),
-        learned_positions=flag(model, "learned_positions", False),
-        tied_embeddings=flag(model, "tied_embeddings", False),
-        norm=word(model, "norm", "rmsnorm"),
-        experts=experts,
-        top_k=whole(options, "top_k", 1) if experts else 1,
-        name=manifest.strategy,
-    )
+    sizes = {name: model[key] for name, key in (_SIZES | _CHOICES).items() if model.get(key) is not None}
+    extra = manifest.plan.get("model", {})
+    shape: ModelShape = built(ModelShape, {**sizes, **(extra if isinstance(extra, Mapping) else {})}, _MODEL)
+    return shape
 
 
 def plan_of(manifest: Manifest, sizes: Mapping[str, int]) -> Plan:
     """Mesh, strategy, recipe and batch of a recording."""
-    options, shape = manifest.options, manifest.model
-    strategy, mesh = _strategy(manifest, sizes)
-    device = "cuda" if manifest.device not in ("", "CPU") else "cpu"
-    context = manifest.strategy.removeprefix("context_parallel_") if manifest.strategy.startswith("context_parallel_") else "allgather"
-    schedule = word(manifest.pipeline, "schedule", "1f1b")
+    told, pipeline = manifest.plan, manifest.pipeline
+    implementation = _implementation(manifest)
+    strategy, mesh = _data_parallel(manifest, sizes)
+    schedule = pipeline.get("schedule", "1f1b")
     if schedule in _REFUSED_SCHEDULES:
         raise UsageError(f"the model has no messages of schedule {schedule}")
-    padded = flag(options, "padding", False)
-    return Plan(
-        mesh=mesh,
-        strategy=strategy,
-        recipe=recipe_of(manifest, strategy),
-        batch=_batch(manifest),
-        schedule=_SCHEDULES.get(schedule, schedule),
-        virtual_stages=whole(manifest.pipeline, "virtual_stages", 1, 1000),
-        sequence_parallel=manifest.strategy == "sequence_parallel",
-        vocabulary_parallel=False,
-        vocabulary_parallel_loss=False,
-        context_parallel=context,
-        keeps_gathered_keys=flag(options, "keep_gathered", False),
-        device=device,
-        norm_kernel="composite" if device == "cpu" else "fused",
-        expand_kv=shape.get("kv_heads") != shape.get("heads") and sizes.get("cp", 1) == 1,
-        regather_inputs=False,
-        backend_copies=device == "cpu" and "gloo" in manifest.backend,
-        expert_counts=not padded,
-        single_operations=True,
-        expert_padding=number(options, "capacity_factor", 0.0) if padded else 0.0,
-        wrap="ends" if manifest.strategy == "zero3" else "layers",
-    )
+    values: dict[str, Any] = {
+        "mesh": mesh,
+        "strategy": strategy,
+        "implementation": implementation,
+        "recipe": recipe_of(manifest, strategy, implementation),
+        "batch": _batch(manifest),
+        "schedule": _SCHEDULES.get(schedule, schedule) if isinstance(schedule, str) else schedule,
+        "virtual_stages": pipeline.get("virtual_stages", 1),
+        "context_parallel": "allgather",
+        "device": _device(manifest),
+        **{key: told[key] for key in _TOLD if key in told},
+    }
+    plan: Plan = built(Plan, {**values, "vocabulary_parallel": False, "vocabulary_parallel_loss": False}, _PLAN)
+    return plan
+
+
+def _device(manifest: Manifest) -> str:
+    return "cuda" if manifest.device not in ("", "CPU") else "cpu"
+
+
+def _implementation(manifest: Manifest) -> Implementation:
+    """What was told; else torch as DTensor works. Kernels and the backend are those of the device that was recorded."""
+    told = manifest.plan.get("implementation")
+    base = replace(IMPLEMENTATIONS["torch"], regather_inputs=False) if told is None else implementation_of(told, _PLAN)
+    cpu = _device(manifest) == "cpu"
+    return replace(base, norm_kernel="composite" if cpu else "fused", backend_copies=cpu and "gloo" in manifest.backend)
+
+
+def _data_parallel(manifest: Manifest, sizes: Mapping[str, int]) -> tuple[Strategy, MeshSizes]:
+    """The data-parallel strategy and the mesh, in which ranks of ep are counted among the data-parallel ones."""
+    told = manifest.plan.get("strategy")
+    strategy = _observed(manifest, sizes) if told is None else strategy_of(told, _PLAN)
+    mesh = {name: sizes.get(name, 1) for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp")}
+    experts = sizes.get("ep", 1)
+    mesh["dp_shard" if strategy.shards_parameters else "dp_replicate"] *= experts
+    if strategy.name == "fsdp2" and mesh["dp_replicate"] > 1:
+        strategy = replace(strategy, name="hsdp")
+    if strategy.name == "ddp" and mesh["dp_replicate"] * mesh["dp_shard"] * mesh["cp"] == 1:
+        strategy = Strategy("none")
+    return strategy, MeshSizes(**mesh, ep=experts, expert_copies=mesh["tp"] > 1)
+
+
+def _observed(manifest: Manifest, sizes: Mapping[str, int]) -> Strategy:
+    """What the units are. Ranks that nothing wraps share nothing, if there is one of them a copy of the model."""
+    kinds = {unit.kind for unit in manifest.units}
+    for kind, name in (("fsdp2", "fsdp2"), ("fsdp1", "fsdp1"), ("ddp_bucket", "ddp")):
+        if kind in kinds:
+            told = {unit.reshard_after_forward for unit in manifest.units if not unit.root} - {None}
+            after = True if len(told) > 1 or not told else told.pop()
+            return Strategy(name, reshard_after_forward=True if after is None else after)
+    if all(size == 1 for axis, size in sizes.items() if axis not in ("pp", "tp")):
+        return Strategy("none")
+    raise UsageError("the manifest does not tell how data-parallel ranks share the model")
+
+
+def _buckets(manifest: Manifest) -> tuple[int, ...]:
+    """Elements of DDP's buckets, where the program does not say how they are cut."""
+    if "strategy" in manifest.plan:
+        return ()
+    return tuple(unit.elements for unit in manifest.units if unit.kind == "ddp_bucket" and 0 < unit.elements <= MOST)
 
 
 def _expert_loads(manifest: Manifest, step: int | None) -> tuple[int, ...]:
@@ -157,11 +187,12 @@ def routed_rows(manifest: Manifest, step: int) -> tuple[int, int, int] | None:
 
 def _batch(manifest: Manifest) -> Batch:
     told = manifest.batch
-    sizes = {"micro_batch": (told.micro_batch if told else None) or 1, "micro_batches": (told.micro_batches if told else None) or 1}
-    return Batch(whole(sizes, "micro_batch", least=1), whole(sizes, "micro_batches", most=MOST_MICRO_BATCHES, least=1))
+    sizes = {"micro_batch": told.micro_batch if told else None, "micro_batches": told.micro_batches if told else None}
+    batch: Batch = built(Batch, {name: size for name, size in sizes.items() if size}, "the manifest's batch")
+    return batch
 
 
-def recipe_of(manifest: Manifest, strategy: Strategy) -> Recipe:
+def recipe_of(manifest: Manifest, strategy: Strategy, implementation: Implementation) -> Recipe:
     """Bytes an element of every copy of a parameter, by the precision and the optimizer that were recorded."""
     precision, optimizer = manifest.precision, manifest.optimizer
     states = OPTIMIZERS.get((optimizer.kind.lower() if optimizer else "adam").removeprefix("sharded"), 2)
@@ -171,31 +202,11 @@ def recipe_of(manifest: Manifest, strategy: Strategy) -> Recipe:
     compute = BYTES.get(precision.compute, parameter)
     reduce = BYTES.get(precision.reduce, parameter) if strategy.shards_parameters else parameter
     gradient = BYTES.get(precision.gradients, parameter)
-    if strategy.framework == "deepspeed":  # its optimizer has a copy of the parameters of any type
+    if implementation.padding == "deepspeed":  # its optimizer has a copy of the parameters of any type
         return Recipe("recorded", parameter, compute, gradient, reduce, (4,) * states, master=4)
     if (parameter, compute, gradient, reduce) == (4, 4, 4, 4):
         return replace(RECIPES["fp32"], moments=RECIPES["fp32"].moments[:states])
     return Recipe("recorded", parameter, compute, gradient, reduce, (4,) * states)
-
-
-def _strategy(manifest: Manifest, sizes: Mapping[str, int]) -> tuple[Strategy, MeshSizes]:
-    """The data-parallel strategy and the mesh, in which ranks of ep are counted among the data-parallel ones."""
-    strategy = strategy_of(manifest)
-    mesh = {name: sizes.get(name, 1) for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp")}
-    experts = sizes.get("ep", 1)
-    mesh["dp_shard" if strategy.shards_parameters else "dp_replicate"] *= experts
-    if strategy.name == "fsdp2" and mesh["dp_replicate"] > 1:
-        strategy = replace(strategy, name="hsdp")
-    if strategy.name == "ddp" and mesh["dp_replicate"] * mesh["dp_shard"] * mesh["cp"] == 1:
-        strategy = Strategy("none")
-    return strategy, MeshSizes(**mesh, ep=experts, expert_copies=mesh["tp"] > 1)
-
-
-def _units(manifest: Manifest, plan: Plan) -> dict[str, str] | None:
-    """Units that are cut in another way than layer by layer: Accelerate's, and DeepSpeed's, which gathers every parameter by itself."""
-    if plan.strategy.framework == "deepspeed" and plan.strategy.shards_parameters:
-        return {parameter.name: parameter.name for parameter in manifest.parameters}
-    return {p.name: p.unit for p in manifest.parameters} if manifest.strategy == "accelerate_fsdp2" else None
 
 
 def _flags(manifest: Manifest, plan: Plan, sizes: Mapping[str, int]) -> list[Traffic]:
@@ -207,7 +218,7 @@ def _flags(manifest: Manifest, plan: Plan, sizes: Mapping[str, int]) -> list[Tra
     def row(axis: str, size: int) -> Traffic:
         return Traffic(axis, "metrics", "all_reduce", "optimizer", sizes.get(axis, 1), 1, 1, size)
 
-    if plan.strategy.framework == "deepspeed":
+    if plan.framework == "deepspeed":
         whole_state = plan.strategy.shards_parameters
         return [row("dp_shard", 8 if whole_state else 4), *([row("dp_shard", 1)] if scales or (low and not whole_state) else [])]
     axis = "pp" if plan.mesh.pp > 1 else "dp_shard"

@@ -11,8 +11,6 @@ from tracekit.manifest import Manifest
 
 #: Axes of a recorded mesh that the model knows.
 AXES = ("pp", "dp_replicate", "dp_shard", "ep", "cp", "tp")
-#: Jobs whose parameters are DTensors on every axis that data parallelism uses.
-_NAMED = ("fsdp2",)
 #: Largest mesh that is looked at.
 MOST_RANKS = 1_000_000
 
@@ -30,12 +28,12 @@ def used_sizes(manifest: Manifest) -> dict[str, int]:
 
 
 def _used(manifest: Manifest, axis: str) -> bool:
-    """A pipeline lists its stages, and parallel tensors their axes (``dp_shard_cp`` names two)."""
+    """A pipeline lists its stages, and parallel tensors their axes (``dp_shard_cp`` names two), FSDP2's those of data parallelism too."""
     if axis == "pp":
         return bool(manifest.pipeline)
     axes = {name for parameter in manifest.parameters for name in parameter.axes}
     named = any(f"_{axis}_" in f"_{name}_" for name in axes)
-    return named if axis == "tp" else named or not axes or manifest.strategy not in _NAMED
+    return named if axis == "tp" else named or not axes or all(unit.kind != "fsdp2" for unit in manifest.units)
 
 
 def axis_names(sizes: Mapping[str, int], world: int) -> dict[str, str]:

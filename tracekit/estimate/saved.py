@@ -60,7 +60,7 @@ class Sizes:
 
     def gathered(self, name: str, width: int) -> Saved:
         """The input of a column-parallel layer: with sequence parallelism the shard only, where it is gathered again."""
-        keep_shard = self.plan.sequence_parallel and self.plan.regather_inputs
+        keep_shard = self.plan.sequence_parallel and self.plan.implementation.regather_inputs
         return self.by_sequence(name, width) if keep_shard else self.whole(name, width)
 
 
@@ -83,7 +83,7 @@ def norm_saved(size: Sizes, name: str) -> Iterator[Saved]:
     Korthikanti et al. leave the statistics out, as they are 1/h of the rest; so does a shape with dropout here, which is theirs.
     """
     hidden = size.shape.hidden
-    if size.plan.norm_kernel == "composite":
+    if size.plan.implementation.norm_kernel == "composite":
         yield size.by_sequence(f"{name}.input", hidden, FULL)
         yield size.by_sequence(f"{name}.normalised", hidden, FULL)
     else:
@@ -97,7 +97,7 @@ def _attention(size: Sizes) -> Iterator[Saved]:
     yield size.gathered("attention.input", shape.hidden)
     if shape.latent:
         yield size.whole("attention.compressed", 2 * (shape.latent.query_rank + shape.latent.key_value_rank))
-    expand = shape.heads // shape.kv_heads if size.plan.expand_kv else 1
+    expand = shape.heads // shape.kv_heads if size.plan.implementation.expand_kv else 1
     yield size.tensor("attention.queries", shape.query_width)
     yield size.tensor("attention.keys", shape.key_width * expand)
     yield size.tensor("attention.values", shape.value_width * expand)
@@ -137,7 +137,7 @@ def _experts(size: Sizes, layer: int) -> Iterator[Saved]:
     for part in ("gate", "gate_activated", "up", "product") if shape.gated else ("up", "activated"):
         yield Saved(f"experts.{part}", arrived * shape.expert_ffn * size.e)
     yield Saved("experts.output", sent * shape.hidden * size.e)
-    if size.plan.single_operations:
+    if size.plan.implementation.single_operations:
         yield Saved("experts.combined", sent * shape.hidden * size.e)
         yield Saved("experts.indices", (4 * sent + 2 * arrived) * ID + (2 * sent + size.count) * FULL)
     if shape.shared_experts:

@@ -107,11 +107,12 @@ def parameters(shape: ModelShape, element_bytes: int = 4, wrap: str = "layers", 
     """Every parameter in order of use, unsharded, with the dimension that tensor parallelism divides (Megatron, arXiv:1909.08053).
 
     ``wrap`` says what FSDP gathers at once: ``layers``: each layer is a unit, embedding, last norm and head belong to the root (wrapping
-    blocks, then the model); ``ends``: embedding, and last norm with head, are units of their own as well; ``whole``: one unit, the root.
+    blocks, then the model); ``ends``: embedding, and last norm with head, are units of their own as well; ``whole``: one unit, the root;
+    ``parameters``: every parameter is a unit (DeepSpeed's stage 3).
     ``vocabulary_parallel``: embedding and head are divided as well.
     """
-    if wrap not in ("layers", "ends", "whole"):
-        raise UsageError(f"there is no way to wrap called {wrap!r}", "choose layers, ends or whole")
+    if wrap not in ("layers", "ends", "whole", "parameters"):
+        raise UsageError(f"there is no way to wrap called {wrap!r}", "choose layers, ends, whole or parameters")
     head_unit, embedding_unit = ("head", "embedding") if wrap == "ends" else (ROOT, ROOT)
     found = [*_embedding(shape, embedding_unit)]
     for layer in range(shape.layers):
@@ -119,6 +120,8 @@ def parameters(shape: ModelShape, element_bytes: int = 4, wrap: str = "layers", 
     found += _norm(shape, "norm", head_unit, None)
     if not shape.tied_embeddings:
         found.append(Parameter("head.weight", (shape.vocabulary, shape.hidden), head_unit, role="head", tensor_dim=0))
+    if wrap == "parameters":
+        found = [replace(p, unit=p.name) for p in found]
     whole = () if vocabulary_parallel else ("embedding", "head")
     return [replace(p, element_bytes=element_bytes, tensor_dim=None if p.role in whole else p.tensor_dim) for p in found]
 

@@ -74,7 +74,7 @@ class Sharding:
 
     def copies(self, size: int) -> int:
         """What the backend adds to a buffer of ``size`` bytes that is being gathered or reduced [bytes]."""
-        return size if self.plan.backend_copies and self.plan.shard > 1 else 0
+        return size if self.plan.implementation.backend_copies and self.plan.shard > 1 else 0
 
     def twice(self) -> None:
         """Gradients exist once more, put together in one flat tensor."""
@@ -141,7 +141,7 @@ class Bucketed(Sharding):
     def _under_way(self, index: int) -> int:
         """Buffer of the bucket before ``index``, which is still being reduced; what comes out of it counts as a gradient already."""
         size = self.buckets[index - 1] if index else 0
-        if self.strategy.deepspeed_allreduce:
+        if self.plan.implementation.deepspeed_allreduce:
             return size
         added = -(-size // self.plan.shard) if not self.first else 0  # what comes out is added to a gradient that is there
         return size + self.copies(size) + added
@@ -155,7 +155,7 @@ class Fsdp2(Sharding):
     def begin(self, first: bool, last: bool) -> None:
         """The root is gathered, in the same way as the others."""
         super().begin(first, last)
-        if self.root is not None and not self.strategy.root_reshards and not self.there:
+        if self.root is not None and not self.plan.implementation.root_reshards and not self.there:
             self.tape.put(("gathered", ROOT), _GATHERED, self.root.whole)
             self.tape.put(("buffer", -1), _BUFFERS, self.root.buffer)
 
@@ -226,7 +226,7 @@ class Fsdp2(Sharding):
         if root is None:
             self.tape.mark("reduce")
         else:
-            if not self.strategy.root_reshards or self.tape.size("early"):
+            if not self.plan.implementation.root_reshards or self.tape.size("early"):
                 self.tape.put(("gathered", ROOT), _GATHERED, root.whole)
             self.tape.drop("early")
             self.tape.mark("embedding")
@@ -235,7 +235,7 @@ class Fsdp2(Sharding):
             if self.reduces:
                 self._reduce(root, -1)
         self.tape.drop(*(("output", i) for i in range(-1, len(self.units))))
-        if self.last or not self.plan.strategy.marks_last_backward:
+        if self.last or not self.plan.implementation.marks_last_backward:
             self.tape.drop("input")
 
 
@@ -245,7 +245,7 @@ class Fsdp1(Sharding):
     def begin(self, first: bool, last: bool) -> None:
         """The root is gathered."""
         super().begin(first, last)
-        if self.root is not None and not self.strategy.root_reshards:
+        if self.root is not None and not self.plan.implementation.root_reshards:
             self.tape.put(("gathered", ROOT), _GATHERED, self.root.whole)
 
     def before_forward(self, i: int) -> None:
@@ -258,7 +258,7 @@ class Fsdp1(Sharding):
 
     def after_forward(self, i: int) -> None:
         """Freed, unless it is used again at once."""
-        if self.reshards and not (self.strategy.last_stays and i == len(self.units) - 1):
+        if self.reshards and not (self.plan.implementation.last_stays and i == len(self.units) - 1):
             self.tape.drop(("gathered", i))
 
     def before_backward(self, i: int) -> None:

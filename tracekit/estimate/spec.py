@@ -7,6 +7,7 @@ recipe: fsdp_bf16                 or its bytes: {name: mine, parameter: 4, compu
 optimizer: adamw
 batch: {micro_batch: 1, global_batch: 64, recompute: full}    micro_batches instead of global_batch
 hardware: h100                    or {preset: h100, memory_bytes: 64000000000}
+implementation: torch             or its habits: {name: megatron, norm_kernel: composite}
 schedule: 1f1b                    and all other fields of ``plan.Plan``
 """
 
@@ -21,7 +22,7 @@ from typing import Any
 
 from tracekit.errors import UsageError
 from tracekit.estimate.hardware import NETWORKS, Hardware, Link, hardware
-from tracekit.estimate.plan import Batch, MeshSizes, Plan, Strategy
+from tracekit.estimate.plan import IMPLEMENTATIONS, Batch, Implementation, MeshSizes, Plan, Strategy
 from tracekit.estimate.presets import preset
 from tracekit.estimate.recipe import Recipe, recipe
 from tracekit.estimate.shape import LatentAttention, ModelShape
@@ -31,9 +32,12 @@ from tracekit.mesh.mesh import parse_mesh
 #: No size of a real model or job is larger; what is was typed wrong, and would only cost time and memory here.
 MOST = {"layers": 10_000, "micro_batches": 1_000_000, "virtual_stages": 1_000}
 MOST_RANKS, MOST_NUMBER = 10_000_000, 10**15
-_OWN = ("model", "mesh", "strategy", "recipe", "optimizer", "batch", "hardware", "network", "efficiency", "overlap", "latency")
+_PARTS = ("model", "mesh", "strategy", "recipe", "optimizer", "batch", "implementation", "hardware", "network")
+_OWN = (*_PARTS, "efficiency", "overlap", "latency")
+#: Habits of an implementation may stand beside the plan's own keys, and among the strategy's.
+_HABITS = tuple(f.name for f in fields(Implementation) if f.name != "name")
 #: Fields of the plan that only a recording tells.
-_MEASURED = ("expert_loads",)
+_MEASURED = ("buckets", "expert_loads")
 
 
 @dataclass(frozen=True)
@@ -49,18 +53,21 @@ class Spec:
 def spec_of(values: Mapping[str, Any]) -> Spec:
     """The plan that ``values`` describe. UsageError names the key that is wrong and what could stand there."""
     settable = [f.name for f in fields(Plan) if f.name not in (*_OWN, *_MEASURED)]
-    known = [*_OWN, *settable]
-    _only(values, known, "the plan")
+    only(values, [*_OWN, *settable, *_HABITS], "the plan")
     shape = shape_of(values.get("model"))
     mesh = mesh_of(values.get("mesh", {}))
-    strategy = _strategy(values.get("strategy"), mesh)
+    given, habits = _without_habits(values.get("strategy"))
+    strategy = _default_strategy(mesh) if given is None else strategy_of(given, "strategy")
     mesh = _placed(mesh, strategy)
     batch, global_batch = _batch(values.get("batch", {}))
     if global_batch is not None:
         batch = replace(batch, micro_batches=_micro_batches(global_batch, batch.micro_batch, mesh))
     chosen = _recipe(values.get("recipe", "fsdp_bf16_fp32_reduce"), values.get("optimizer", "adamw"))
     rest = {name: values[name] for name in settable if name in values}
-    plan = _built(Plan, {"mesh": mesh, "strategy": strategy, "recipe": chosen, "batch": batch, **rest}, "the plan")
+    habits |= {name: values[name] for name in _HABITS if name in values}
+    how_made = _changed(implementation_of(values.get("implementation", "torch"), "implementation"), habits, "the plan")
+    own = {"mesh": mesh, "strategy": strategy, "recipe": chosen, "batch": batch, "implementation": how_made}
+    plan = built(Plan, {**own, **rest}, "the plan")
     how = {key: values[key] for key in ("efficiency", "overlap", "latency") if key in values}
     return Spec(shape, plan, _hardware(values.get("hardware", "h100"), values.get("network")), assumptions_of(how))
 
@@ -75,8 +82,8 @@ def shape_of(value: Any) -> ModelShape:
     base = preset(_text(given["preset"], "model: preset")) if "preset" in given else None
     sizes = {key: item for key, item in given.items() if key != "preset"}
     if isinstance(sizes.get("latent"), Mapping):
-        sizes["latent"] = _built(LatentAttention, _mapping(sizes["latent"], "model: latent"), "model: latent")
-    shape: ModelShape = _changed(base, sizes, "model") if base is not None else _built(ModelShape, sizes, "model")
+        sizes["latent"] = built(LatentAttention, _mapping(sizes["latent"], "model: latent"), "model: latent")
+    shape: ModelShape = _changed(base, sizes, "model") if base is not None else built(ModelShape, sizes, "model")
     return shape
 
 
@@ -91,7 +98,7 @@ def mesh_of(value: Any) -> MeshSizes:
         if name in given:
             raise UsageError(f"mesh: axis {name} is given twice", "give each axis once")
         given[name] = size
-    mesh: MeshSizes = _built(MeshSizes, given, "mesh")
+    mesh: MeshSizes = built(MeshSizes, given, "mesh")
     if mesh.world > MOST_RANKS:
         raise UsageError(f"a mesh of {mesh.world} ranks", f"give at most {MOST_RANKS}")
     return mesh
@@ -99,7 +106,7 @@ def mesh_of(value: Any) -> MeshSizes:
 
 def assumptions_of(values: Mapping[str, Any]) -> Assumptions:
     """Efficiency, overlap and where latencies come from."""
-    how: Assumptions = _built(Assumptions, values, "the plan")
+    how: Assumptions = built(Assumptions, values, "the plan")
     if not 0 < how.efficiency <= 1:
         raise UsageError(f"an efficiency of {how.efficiency}", "give a share above 0 and at most 1")
     if not 0 <= how.overlap <= 1:
@@ -109,15 +116,36 @@ def assumptions_of(values: Mapping[str, Any]) -> Assumptions:
     return how
 
 
-def _strategy(value: Any, mesh: MeshSizes) -> Strategy:
-    if value is None:
-        if mesh.dense_ranks == 1:
-            return Strategy("none")
-        return Strategy("hsdp" if mesh.dp_replicate > 1 and mesh.dp_shard > 1 else "ddp" if mesh.dp_replicate > 1 else "fsdp2")
+def _without_habits(value: Any) -> tuple[Any, dict[str, Any]]:
+    """(what is given of the strategy, habits of the implementation that stand among it)."""
+    if not isinstance(value, Mapping):
+        return value, {}
+    habits = {key: item for key, item in value.items() if key in _HABITS}
+    return {key: item for key, item in value.items() if key not in _HABITS}, habits
+
+
+def strategy_of(value: Any, where: str) -> Strategy:
+    """A strategy's name, or a mapping of its options."""
     if isinstance(value, str):
         return Strategy(value)
-    strategy: Strategy = _built(Strategy, _mapping(value, "strategy"), "strategy")
+    strategy: Strategy = built(Strategy, _mapping(value, where), where)
     return strategy
+
+
+def implementation_of(value: Any, where: str) -> Implementation:
+    """The name of an implementation, or a mapping of its habits with the name of the one that they change (torch)."""
+    given = {"name": value} if isinstance(value, str) else _mapping(value, where)
+    name = _text(given.get("name", "torch"), f"{where}: name")
+    if name not in IMPLEMENTATIONS:
+        raise UsageError(f"there is no implementation called {name[:80]!r}", f"choose one of {', '.join(IMPLEMENTATIONS)}")
+    made: Implementation = _changed(IMPLEMENTATIONS[name], given, where)
+    return made
+
+
+def _default_strategy(mesh: MeshSizes) -> Strategy:
+    if mesh.dense_ranks == 1:
+        return Strategy("none")
+    return Strategy("hsdp" if mesh.dp_replicate > 1 and mesh.dp_shard > 1 else "ddp" if mesh.dp_replicate > 1 else "fsdp2")
 
 
 def _placed(mesh: MeshSizes, strategy: Strategy) -> MeshSizes:
@@ -132,7 +160,7 @@ def _batch(value: Any) -> tuple[Batch, int | None]:
     total = given.pop("global_batch", None)
     if total is not None and "micro_batches" in given:
         raise UsageError("batch: both global_batch and micro_batches are given", "give one of them; the other follows")
-    batch: Batch = _built(Batch, given, "batch")
+    batch: Batch = built(Batch, given, "batch")
     return batch, None if total is None else _number(total, "batch: global_batch")
 
 
@@ -153,7 +181,7 @@ def _recipe(value: Any, optimizer: Any) -> Recipe:
     given = dict(_mapping(value, "recipe"))
     if isinstance(given.get("moments"), list):
         given["moments"] = tuple(_number(size, "recipe: moments") for size in given["moments"])
-    made: Recipe = _built(Recipe, {"name": "own", **given}, "recipe")
+    made: Recipe = built(Recipe, {"name": "own", **given}, "recipe")
     return made
 
 
@@ -165,7 +193,7 @@ def _hardware(value: Any, network: Any) -> Hardware:
         base = hardware(_text(given.pop("preset", "h100"), "hardware: preset"))
         numbers: dict[str, Any] = {key: given.pop(key) for key in ("memory_bytes", "per_node", "memory_gb_s") if key in given}
         tflops = given.pop("tflops", None)
-        _only(given, (), "hardware", ("preset", "memory_bytes", "per_node", "memory_gb_s", "tflops"))
+        only(given, (), "hardware", ("preset", "memory_bytes", "per_node", "memory_gb_s", "tflops"))
         device = _changed(base, numbers, "hardware")
         if tflops is not None:
             device = replace(device, tflops={**device.tflops, 2: _real(tflops, "hardware: tflops")})
@@ -181,14 +209,14 @@ def _network(value: Any) -> Link:
     return NETWORKS[name]
 
 
-def _built(kind: type[Any], values: Mapping[str, Any], where: str) -> Any:
+def built(kind: type[Any], values: Mapping[str, Any], where: str) -> Any:
     """A dataclass from plain values of the right types."""
-    _only(values, [f.name for f in fields(kind)], where)
+    only(values, [f.name for f in fields(kind)], where)
     return _guarded(lambda: kind(**_checked(kind, values, where)), kind, values, where)
 
 
 def _changed(base: Any, values: Mapping[str, Any], where: str) -> Any:
-    _only(values, [f.name for f in fields(base)], where)
+    only(values, [f.name for f in fields(base)], where)
     return _guarded(lambda: replace(base, **_checked(type(base), values, where)), type(base), values, where)
 
 
@@ -255,7 +283,8 @@ def _mapping(value: Any, name: str) -> Mapping[str, Any]:
     return value
 
 
-def _only(values: Mapping[str, Any], known: typing.Sequence[str], where: str, hint: typing.Sequence[str] = ()) -> None:
+def only(values: Mapping[str, Any], known: typing.Sequence[str], where: str, hint: typing.Sequence[str] = ()) -> None:
+    """UsageError for a key that is none of ``known``, with the one that was likely meant."""
     odd = next((key for key in _mapping(values, where) if key not in known), None)
     if odd is not None:
         near = difflib.get_close_matches(odd[:80], [*known, *hint], 1)

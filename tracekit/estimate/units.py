@@ -47,7 +47,7 @@ def units_of(parameters: Sequence[Parameter], plan: Plan, shard_rank: int = 0) -
 
 def _unit(name: str, members: list[Parameter], expert: bool, plan: Plan, shard_rank: int) -> Unit:
     w, r = (plan.expert_shard, plan.expert_replicas) if expert else (plan.shard, plan.replicas)
-    rules = Rules(plan.strategy.framework, plan.recipe.compute, plan.strategy.use_orig_params, 3 if plan.strategy.shards_parameters else 1)
+    rules = Rules(plan.framework, plan.recipe.compute, plan.strategy.use_orig_params, 3 if plan.strategy.shards_parameters else 1)
     elements, whole, state = _sizes(shapes_of(members), w, rules, shard_rank % w)
     label = f"{name}.experts" if expert and name else "experts" if expert else name
     return Unit(label, tuple(members), w, r, elements, whole, -(-whole // w), state, name == ROOT, expert)

@@ -31,6 +31,7 @@ class Description:
     optimizers: Sequence[Any] = ()
     strategy: str = ""
     options: dict[str, Any] = field(default_factory=dict)
+    plan: dict[str, Any] = field(default_factory=dict)
     model_shape: dict[str, Any] = field(default_factory=dict)
     batch: Batch | None = None
     precision: Precision | None = None
@@ -54,6 +55,7 @@ def manifest(said: Description, place: Place, steps: Sequence[int], owners: Owne
         host=socket.gethostname(),
         strategy=said.strategy,
         options=said.options,
+        plan=said.plan,
         command=said.command or shlex.join([sys.executable.rpartition("/")[2], *sys.argv]),
         recorded=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         versions={"python": platform.python_version(), "torch": str(torch.__version__), "tracekit": __version__},

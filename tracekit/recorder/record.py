@@ -60,7 +60,7 @@ class Recorder:
         self._guard.safely(lambda: self._window.owners.own(tensor, category, name, unit))
 
     def describe(self, **said: Any) -> None:
-        """Add to the manifest: ``batch``, ``precision``, ``pipeline``, ``options``, ``strategy``, ``model_shape``, ``units``.
+        """Add to the manifest: ``batch``, ``precision``, ``pipeline``, ``options``, ``strategy``, ``plan``, ``model_shape``, ``units``.
 
         And ``experts``: what the layers with experts did (``tracekit.manifest.ExpertLoad``); that of recorded steps is kept.
         """
@@ -140,7 +140,7 @@ def record(
         shapes: keep the shapes of operators; without them the bytes of gloo's collectives and the labels are lost.
         stacks: keep Python stacks.
         saved_tensors: register every tensor that autograd saves; otherwise activations are told by when they live.
-        said: more for the manifest: ``strategy``, ``options``, ``model_shape``, ``batch``, ``precision``, ``pipeline``.
+        said: more for the manifest: ``strategy``, ``plan``, ``options``, ``model_shape``, ``batch``, ``precision``, ``pipeline``.
 
     Yields:
         Recorder. Never raises for a reason of its own: it warns, and the loop goes on unrecorded.

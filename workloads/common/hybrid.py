@@ -44,6 +44,11 @@ class Options:
     schedule: str = option("1f1b", "pipeline schedule", tuple(pipeline.SINGLE))
 
 
+def planned() -> dict[str, object]:
+    """What the analytical model is told: units stay gathered to the last micro-batch, and are reduced there."""
+    return {"strategy": {"name": "fsdp2", "reshard_after_forward": False, "reshard_after_backward": False, "sync_every_micro_batch": False}}
+
+
 def check(job: Job) -> None:
     """UsageError where the mesh has an axis that no hybrid knows, or sizes do not divide."""
     strange = [axis for axis in job.sizes if axis not in AXES]

@@ -7,6 +7,7 @@ A workload is a module with
     DEFAULTS  field of Settings -> value, where the usual default makes no sense for it (may be missing),
     build     (Job, Options) -> Training,
     expected  (Job, Options) -> list[Expected]: the collectives of one rank and step as formulas of its sizes,
+    planned   (Job, Options) -> what the analytical model is told of it, in the keys of a plan file (may be missing: nothing is trained),
     reference (Job) -> parameters after one step on one process (may be missing: the plain transformer's).
 """
 
@@ -31,7 +32,7 @@ from tracekit.errors import TracekitError, UsageError
 from tracekit.manifest import Batch, Precision
 from tracekit.recorder.record import record
 
-from . import launch, reference
+from . import launch, planned, reference
 from .job import DATA_AXES, Job, Training
 from .settings import Settings, defaults, mesh_sizes, parse
 from .transformer import Shape, loss_of
@@ -216,6 +217,7 @@ def _recorder(job: Job, options: Any, training: Training, name: str, workload: M
             "model_shape": {**job.shape.describe(), "parameters": job.shape.elements()},
             "precision": precision_of(settings),
             "expected": workload.expected(job, options),
+            "plan": planned.of(workload, job, options),
             **training.describe,
         },
     )

@@ -41,15 +41,15 @@ def groups_of(prediction: Prediction) -> dict[str, Sequence[str]]:
     groups = dict(GROUPS)
     if _flat(prediction):
         groups["activations"] = (*groups["activations"], *groups.pop("unsharded_gradients"))
-    elif not isinstance(prediction.strategy.reshard_after_forward, bool):
+    elif not isinstance(prediction.plan.strategy.reshard_after_forward, bool):
         groups["gathered_parameters"] = ("gathered_parameters", *groups.pop("communication_buffers"))
-    elif prediction.strategy.framework == "deepspeed":
+    elif prediction.plan.framework == "deepspeed":
         groups["gradients"] = ("gradients", *groups.pop("unsharded_gradients"), *groups.pop("communication_buffers"))
     return groups
 
 
 def _flat(prediction: Prediction) -> bool:
-    return prediction.strategy.shards_parameters and prediction.strategy.framework == "torch_fsdp1"
+    return prediction.plan.strategy.shards_parameters and prediction.plan.framework == "torch_fsdp1"
 
 
 def moment_like(prediction: Prediction, seen: Mapping[str, int]) -> Moment | None:
@@ -90,12 +90,12 @@ def _plain_data_parallel(prediction: Prediction) -> bool:
     """DDP, FSDP1, FSDP2 and nothing else."""
     assert prediction.found is not None
     plan = prediction.found.plan
-    return plan.strategy.name in ("ddp", "fsdp1", "fsdp2") and plan.mesh.world == plan.mesh.data and not plan.strategy.averages_after
+    return plan.strategy.name in ("ddp", "fsdp1", "fsdp2") and plan.mesh.world == plan.mesh.data and not plan.implementation.averages_after
 
 
 def _composition(prediction: Prediction, memory: DeviceMemory, moment: Moment) -> list[Line]:
     lines, rank, seen = [], prediction.rank, memory.categories
-    sharded = prediction.strategy.shards_parameters
+    sharded = prediction.plan.strategy.shards_parameters
     assert prediction.state is not None
     for name, categories in groups_of(prediction).items():
         if name in ("gathered_parameters", "unsharded_gradients") and not sharded:
@@ -103,7 +103,7 @@ def _composition(prediction: Prediction, memory: DeviceMemory, moment: Moment) -
         if name == "gradients" and not prediction.state.gradients_are_buckets and memory.peak_phase != moment.phase:
             continue
         expected, found = _sum(moment.bytes, categories), _sum(seen, categories)
-        exact = name != "activations" and prediction.strategy.framework != "deepspeed"
+        exact = name != "activations" and prediction.plan.framework != "deepspeed"
         why = cause(prediction, memory, moment, name, found - expected)
         lines.append(line(f"memory.{name}", rank, expected, found, "bytes", why, 0.0 if exact else BYTES))
     if _flat(prediction):
@@ -129,7 +129,7 @@ def _optimizer(prediction: Prediction, memory: DeviceMemory) -> Line:
     scalars = 0
     if told is not None and told.kind.lower().endswith(("adam", "adamw")):
         scalars = max(1, told.parameters) * STEP_COUNTER
-    if found is not None and prediction.strategy.framework == "deepspeed":  # norms of gradients and scales of losses stay
+    if found is not None and prediction.plan.framework == "deepspeed":  # norms of gradients and scales of losses stay
         scalars += sum(row.full_bytes for row in found.flags) + SCALARS
     if 0 < extra <= scalars and extra % STEP_COUNTER == 0:
         predicted += extra
@@ -150,7 +150,7 @@ def _uneven(plan: Plan, shape: ModelShape | None, extra: int) -> str:
         reasons.append(UNEVEN)
     elif plan.batch.micro_batches > 1:
         reasons.append("unevenness: experts get other numbers of rows in each micro-batch, and the model takes their mean")
-    if plan.backend_copies and extra > 0:
+    if plan.implementation.backend_copies and extra > 0:
         reasons.append("the backend's threads may still hold the buffers of the last exchange")
     return "; ".join(reasons)
 
@@ -171,9 +171,9 @@ def cause(prediction: Prediction, memory: DeviceMemory, moment: Moment, name: st
         return f"{size}: gradients of {count} stage input{'s' if count > 1 else ''}, {message} bytes each, {held}"
     if name in ("activations", "peak") and (uneven := _uneven(plan, shape, extra)):
         return f"{size}: {uneven}"
-    if plan.strategy.framework == "deepspeed":
+    if plan.framework == "deepspeed":
         return f"{size}: DeepSpeed keeps gradients in buffers of a bucket and of its partition, and parameters that it used last"
-    if plan.backend_copies and plan.strategy.name == "zero3" and name in ("communication_buffers", "activations", "peak"):
+    if plan.implementation.backend_copies and plan.strategy.name == "zero3" and name in ("communication_buffers", "activations", "peak"):
         return f"{size}: whether the backend's copy of a unit that is being gathered is still there when the one before computes is timing"
     if 2 * unowned >= abs(extra) > 0:
         return f"{size}: {unowned} bytes at the peak have no owner"

@@ -14,7 +14,7 @@ from tracekit.estimate.hardware import HARDWARE, Hardware
 from tracekit.estimate.memory import RankMemory, rank_memory
 from tracekit.estimate.model_state import ModelState
 from tracekit.estimate.parameters import stage_chunks
-from tracekit.estimate.plan import Strategy
+from tracekit.estimate.plan import Plan
 from tracekit.estimate.recorded import Recorded, parameters_of, recorded, routed_rows
 from tracekit.estimate.shape import ModelShape
 from tracekit.estimate.timeline import Moment
@@ -50,10 +50,10 @@ class Prediction:
     problem: str = ""
 
     @property
-    def strategy(self) -> Strategy:
-        """How data-parallel ranks share the model; of a rank that was predicted."""
+    def plan(self) -> Plan:
+        """The plan of a rank that was predicted."""
         assert self.found is not None
-        return self.found.plan.strategy
+        return self.found.plan
 
 
 def predict(rank: int, manifest: Manifest, peak_step: int | None = None) -> Prediction:
