@@ -31,11 +31,13 @@ UNSEEN = "(not in the trace)"
 def confusion(with_manifest: Attributed, alone: Attributed) -> Counter[tuple[str, str]]:
     """(grade a, grade c) -> bytes at the peak of grade a."""
     code = np.full(len(alone.timeline.blocks), -1, np.int64)
-    code[alone.pieces.block] = alone.pieces.category  # without a manifest a block is one piece
-    pieces = with_manifest.pieces
-    live = pieces.live(with_manifest.timeline.peak())
+    code[alone.ownership.block] = alone.ownership.category  # without a manifest a block is one row
+    ownership = with_manifest.ownership
+    live = ownership.live(with_manifest.timeline.peak())
     found: Counter[tuple[str, str]] = Counter()
-    for block, category, size in zip(pieces.block[live].tolist(), pieces.category[live].tolist(), pieces.bytes[live].tolist(), strict=True):
+    for block, category, size in zip(
+        ownership.block[live].tolist(), ownership.category[live].tolist(), ownership.bytes[live].tolist(), strict=True
+    ):
         seen = block < len(code) and code[block] >= 0
         found[CATEGORIES[category], CATEGORIES[code[block]] if seen else UNSEEN] += size
     return found

@@ -48,7 +48,7 @@ def test_a_registration_owns_the_block_that_is_live_at_its_address() -> None:
     trace = trace_of((10, A, 8), (20, A, -8), (30, A, 16), (40, A, -16))
     found = attributed(trace, (11, A, 8, "parameters", "w", "layers.0"), (31, A, 16, "inputs", "batch", ""))
     assert [at(found, i) for i in range(4)] == [{"parameters": 8}, {}, {"inputs": 16}, {}]
-    assert found.told
+    assert found.from_manifest
     (holding,) = holdings(found, 0)
     assert (holding.name, holding.unit, holding.bytes) == ("w", "layers.0", 8)
 

@@ -24,9 +24,9 @@ def attributed(trace: MemoryTrace):
 def owners(trace: MemoryTrace) -> dict[int, str]:
     """Address -> category of every block of the trace (its last block there)."""
     found = attributed(trace)
-    pieces = found.pieces
-    where = found.timeline.blocks.address[pieces.block].tolist()
-    return dict(zip(where, (CATEGORIES[code] for code in pieces.category.tolist()), strict=True))
+    ownership = found.ownership
+    where = found.timeline.blocks.address[ownership.block].tolist()
+    return dict(zip(where, (CATEGORIES[code] for code in ownership.category.tolist()), strict=True))
 
 
 def step(start: int = 0, number: int = 1) -> MemoryTrace:

@@ -131,7 +131,7 @@ def test_neighbouring_segments_are_not_one_free_piece(read) -> None:
     found = read(snapshot([history], [segment(A, 1024, [(1024, "inactive")]), segment(A + 1024, 2048, [(2048, "inactive")])]))
     (failure,) = out_of_memory(found, found.devices[0], curves(found))
     assert (failure.requested, failure.free, failure.reserved, failure.allocated, failure.largest) == (3072, 64, 3072, 0, 2048)
-    assert failure.reason().endswith("the rest is enough, but in pieces of at most 2.05 kB (fragmentation)")
+    assert failure.reason().endswith("the rest is enough, but in ownership of at most 2.05 kB (fragmentation)")
 
 
 def test_a_failed_request_is_no_memory_in_use(read) -> None:
@@ -171,9 +171,9 @@ def test_owners_by_stack(read) -> None:
     segments = [segment(at, size, [(size, "active_allocated")]) for at, size in live]
     found = read(snapshot([history], segments))
     attributed, _, _ = attribute_snapshot(found, found.devices[0])
-    pieces = attributed.pieces
-    where = attributed.timeline.blocks.address[pieces.block].tolist()
-    assert dict(zip(where, (CATEGORIES[code] for code in pieces.category.tolist()), strict=True)) == {
+    ownership = attributed.ownership
+    where = attributed.timeline.blocks.address[ownership.block].tolist()
+    assert dict(zip(where, (CATEGORIES[code] for code in ownership.category.tolist()), strict=True)) == {
         A: "parameters",
         B: "activations",
         C: "gathered_parameters",

@@ -10,8 +10,8 @@ import numpy as np
 from tracekit.manifest import Owners
 from tracekit.memory import moments, registered, rules, stack_moments
 from tracekit.memory.blocks import Blocks, Log, pair
-from tracekit.memory.moments import Hint, Moments, Setting
-from tracekit.memory.pieces import BUFFERS, GRADIENTS, INPUTS, PARAMETERS, Changes, Owner, Pieces, Words, cut
+from tracekit.memory.moments import Context, Hint, Moments
+from tracekit.memory.ownership import BUFFERS, GRADIENTS, INPUTS, PARAMETERS, Changes, Owner, Ownership, Texts, cut
 from tracekit.memory.snapshot import DeviceHistory, Snapshot
 from tracekit.memory.snapshot import timeline as of_device
 from tracekit.memory.timeline import Counters, Timeline, replay
@@ -21,16 +21,19 @@ from tracekit.trace.steps import Phases, Steps
 
 @dataclass(frozen=True)
 class Attributed:
-    """A timeline and who owns what on it. ``words`` are the strings behind the codes of ``pieces``; ``told``: a manifest said so."""
+    """A timeline and who owns what on it. ``texts`` are the texts behind the codes of ``ownership``.
+
+    ``from_manifest``: a manifest registered owners.
+    """
 
     timeline: Timeline
-    pieces: Pieces
-    words: list[str]
-    told: bool
+    ownership: Ownership
+    texts: list[str]
+    from_manifest: bool
 
 
 def no_changes() -> Changes:
-    """Nothing was told."""
+    """Nothing was registered."""
     none, code = np.empty(0, np.int64), np.empty(0, np.int32)
     return Changes(none, none, np.empty(0, np.int8), code, code)
 
@@ -42,31 +45,31 @@ def attribute_trace(
 
     ``others``: logs of the other devices; registrations that meet no block in any log are of this device. None: they are of another one.
     """
-    words = Words()
-    seen = moments.of_events(tables, log.row, phases, steps, words)
+    texts = Texts()
+    seen = moments.of_events(tables, log.row, phases, steps, texts)
     blocks = _ended_by_backend(tables, log, pair(log), seen) if counters.of_host else pair(log)
     changes = no_changes()
     if owners is not None and owners.time_ns:
-        blocks, changes = registered.claim(log, blocks, registered.registrations(owners, words), others)
-    setting = Setting(phases, steps, int(log.time[-1]) if len(log) else 0)
+        blocks, changes = registered.claim(log, blocks, registered.registrations(owners, texts), others)
+    context = Context(phases, steps, int(log.time[-1]) if len(log) else 0)
     born = seen.at(_shown(blocks.birth, log))
-    owner = _known_parameters(rules.categorize(blocks, born, seen.at(_shown(blocks.death, log)), setting), changes)
+    owner = _known_parameters(rules.categorize(blocks, born, seen.at(_shown(blocks.death, log)), context), changes)
     blocks = _rebuilt_buckets(blocks, changes, (born.hint == Hint.DDP) & np.isin(owner.category, (BUFFERS, GRADIENTS)))
-    return Attributed(replay(log, counters, blocks), cut(blocks, owner, changes), words.texts, len(changes) > 0)
+    return Attributed(replay(log, counters, blocks), cut(blocks, owner, changes), texts.texts, len(changes) > 0)
 
 
 def attribute_snapshot(snapshot: Snapshot, device: DeviceHistory, owners: Owners | None = None) -> tuple[Attributed, Phases, Steps]:
     """Timeline and owners of one device of a snapshot that has a history, with the phases and steps that its stacks tell."""
-    words = Words()
-    seen, phases, steps = stack_moments.of_history(snapshot, device.entries, words)
+    texts = Texts()
+    seen, phases, steps = stack_moments.of_history(snapshot, device.entries, texts)
     timeline = of_device(device)
     log, blocks, changes = timeline.log, timeline.blocks, no_changes()
     if owners is not None and owners.time_ns:
-        blocks, changes = registered.claim(log, blocks, registered.registrations(owners, words), None)
-    setting = Setting(phases, steps, int(log.time[-1]) if len(log) else 0)
-    owner = rules.categorize(blocks, seen.at(_shown(blocks.birth, log)), seen.at(_shown(blocks.death, log)), setting)
+        blocks, changes = registered.claim(log, blocks, registered.registrations(owners, texts), None)
+    context = Context(phases, steps, int(log.time[-1]) if len(log) else 0)
+    owner = rules.categorize(blocks, seen.at(_shown(blocks.birth, log)), seen.at(_shown(blocks.death, log)), context)
     owner = _known_parameters(owner, changes)
-    return Attributed(timeline, cut(blocks, owner, changes), words.texts, len(changes) > 0), phases, steps
+    return Attributed(timeline, cut(blocks, owner, changes), texts.texts, len(changes) > 0), phases, steps
 
 
 def _known_parameters(owner: Owner, changes: Changes) -> Owner:

@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from tracekit.memory.attribution import Attributed
-from tracekit.memory.pieces import GATHERED, UNSHARDED, Pieces
+from tracekit.memory.ownership import GATHERED, UNSHARDED, Ownership
 from tracekit.trace import intervals
 from tracekit.trace.events import Int64Array
 from tracekit.trace.steps import PHASE_NAMES, Phases, Steps
@@ -53,7 +53,7 @@ class Lifecycle:
 def lifecycle(found: Attributed, phases: Phases, steps: Steps) -> Lifecycle:
     """The spans of all units; blocks of no named unit are the root's where a manifest names the others."""
     length, time = len(found.timeline.log), found.timeline.log.time
-    rows = list(_spans(found.pieces, length))
+    rows = list(_spans(found.ownership, length))
     if not rows:
         return Lifecycle([])
     gathered = np.array([(start, end, amount) for code, _, start, end, amount in rows if code == GATHERED], np.int64).reshape(-1, 3)
@@ -62,7 +62,7 @@ def lifecycle(found: Attributed, phases: Phases, steps: Steps) -> Lifecycle:
     step, phase = steps.index_at(start), phases.at(start)
     spans = [
         UnitSpan(
-            found.words[unit] or (ROOT if found.told else UNNAMED),
+            found.texts[unit] or (ROOT if found.from_manifest else UNNAMED),
             STATES[code],
             int(steps.number[step[i]]) if step[i] >= 0 else None,
             PHASE_NAMES[int(phase[i])],
@@ -80,19 +80,19 @@ def lifecycle(found: Attributed, phases: Phases, steps: Steps) -> Lifecycle:
     )
 
 
-def _spans(pieces: Pieces, length: int) -> Iterator[tuple[int, int, int, int, int]]:
+def _spans(ownership: Ownership, length: int) -> Iterator[tuple[int, int, int, int, int]]:
     """(category, unit, first event, event behind the last, most bytes) of each stretch in which any block of a unit is live."""
-    chosen = np.flatnonzero(np.isin(pieces.category, list(STATES)))
-    order = chosen[np.lexsort((pieces.start[chosen], pieces.unit[chosen], pieces.category[chosen]))]
-    same = (np.diff(pieces.unit[order]) == 0) & (np.diff(pieces.category[order]) == 0)
+    chosen = np.flatnonzero(np.isin(ownership.category, list(STATES)))
+    order = chosen[np.lexsort((ownership.start[chosen], ownership.unit[chosen], ownership.category[chosen]))]
+    same = (np.diff(ownership.unit[order]) == 0) & (np.diff(ownership.category[order]) == 0)
     edges = [0, *(1 + np.flatnonzero(~same)).tolist(), len(order)] if len(order) else []
     for low, high in pairwise(edges):
         mine = order[low:high]
-        start, end, size = pieces.start[mine], pieces.end[mine], pieces.bytes[mine]
+        start, end, size = ownership.start[mine], ownership.end[mine], ownership.bytes[mine]
         for first, last in zip(*(edge.tolist() for edge in intervals.union(start, end)), strict=True):
             inside = (start >= first) & (start < last)
             most = _highest(start[inside], end[inside], size[inside])
-            yield int(pieces.category[mine[0]]), int(pieces.unit[mine[0]]), first, min(last, length), most
+            yield int(ownership.category[mine[0]]), int(ownership.unit[mine[0]]), first, min(last, length), most
 
 
 def _highest(start: Int64Array, end: Int64Array, amount: Int64Array) -> int:

@@ -12,7 +12,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from tracekit.memory.pieces import Words
+from tracekit.memory.ownership import Texts
 from tracekit.trace import correlate
 from tracekit.trace.events import BoolArray, Category, Int8Array, Int32Array, Int64Array, RankTables
 from tracekit.trace.steps import Phases, Steps
@@ -117,7 +117,7 @@ def nothing_known(count: int) -> Moments:
 
 
 @dataclass(frozen=True)
-class Setting:
+class Context:
     """What the rules know beside the blocks: stretches of one phase in order of time, steps, and the span of the log [ns]."""
 
     phases: Phases
@@ -125,7 +125,7 @@ class Setting:
     end: int
 
 
-def of_events(tables: RankTables, rows: Int64Array, phases: Phases, steps: Steps, words: Words) -> Moments:
+def of_events(tables: RankTables, rows: Int64Array, phases: Phases, steps: Steps, words: Texts) -> Moments:
     """The moments of these rows of a trace, all of them known."""
     time = tables.ts[rows]
     hosts = tables.rows(Category.OPERATOR, Category.USER_ANNOTATION)
@@ -158,7 +158,7 @@ def interval_at(phases: Phases, time: Int64Array) -> Int32Array:
     return np.where(inside, at, -1).astype(np.int32)
 
 
-def _coded(tables: RankTables, rows: Int64Array, words: Words, text: type[str] | object) -> Int32Array:
+def _coded(tables: RankTables, rows: Int64Array, words: Texts, text: type[str] | object) -> Int32Array:
     found = np.zeros(len(rows), np.int32)
     known = rows >= 0
     found[known] = tables.each_text(tables.name[rows[known]], lambda name: words.code(text(name)), np.int32)  # type: ignore[operator]

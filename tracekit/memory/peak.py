@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracekit.memory.attribution import Attributed
-from tracekit.memory.pieces import OLDER, UNKNOWN, Pieces
+from tracekit.memory.ownership import OLDER, UNKNOWN, Ownership
 from tracekit.trace.events import Int64Array
 from tracekit.vocabulary import CATEGORIES
 
@@ -30,10 +30,10 @@ class Holding:
 
 def composition(found: Attributed, position: int) -> dict[str, int]:
     """Bytes of every category behind an event (-1: before the first). They add up to what is allocated there."""
-    pieces = found.pieces
-    live = pieces.live(position)
+    ownership = found.ownership
+    live = ownership.live(position)
     amounts = np.zeros(len(CATEGORIES), np.int64)
-    np.add.at(amounts, pieces.category[live], pieces.bytes[live])
+    np.add.at(amounts, ownership.category[live], ownership.bytes[live])
     older, unknown = _unexplained(found.timeline.unexplained, np.array([position + 1]))
     amounts[OLDER] += older[0]
     amounts[UNKNOWN] += unknown[0]
@@ -42,11 +42,11 @@ def composition(found: Attributed, position: int) -> dict[str, int]:
 
 def category_curves(found: Attributed, places: Int64Array) -> dict[str, Int64Array]:
     """Bytes of each category at these places of the timeline's curves; categories that are never there are left out."""
-    pieces, length = found.pieces, len(found.timeline.log)
+    ownership, length = found.ownership, len(found.timeline.log)
     older, unknown = _unexplained(found.timeline.unexplained, places)
     curves: dict[str, Int64Array] = {}
     for code, name in enumerate(CATEGORIES):
-        curve = _live_curve(pieces, code, length)[places]
+        curve = _live_curve(ownership, code, length)[places]
         curve = curve + older if code == OLDER else curve + unknown if code == UNKNOWN else curve
         if curve.any():
             curves[name] = curve
@@ -55,14 +55,14 @@ def category_curves(found: Attributed, places: Int64Array) -> dict[str, Int64Arr
 
 def holdings(found: Attributed, position: int) -> list[Holding]:
     """Owners behind an event, the largest first: (category, unit, name) with bytes and blocks. They add up to the composition."""
-    pieces = found.pieces
-    live = pieces.live(position)
-    keys = np.stack([pieces.category[live].astype(np.int64), pieces.unit[live], pieces.name[live]])
+    ownership = found.ownership
+    live = ownership.live(position)
+    keys = np.stack([ownership.category[live].astype(np.int64), ownership.unit[live], ownership.name[live]])
     groups, inverse, blocks = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
     amounts = np.zeros(groups.shape[1], np.int64)
-    np.add.at(amounts, inverse.reshape(-1), pieces.bytes[live])
+    np.add.at(amounts, inverse.reshape(-1), ownership.bytes[live])
     rows = [
-        Holding(CATEGORIES[category], found.words[unit], found.words[name], amount, count)
+        Holding(CATEGORIES[category], found.texts[unit], found.texts[name], amount, count)
         for (category, unit, name), amount, count in zip(groups.T.tolist(), amounts.tolist(), blocks.tolist(), strict=True)
     ]
     older, unknown = _unexplained(found.timeline.unexplained, np.array([position + 1]))
@@ -89,9 +89,9 @@ def _unexplained(unexplained: Int64Array, places: Int64Array) -> tuple[Int64Arra
     return older, there - older
 
 
-def _live_curve(pieces: Pieces, code: int, length: int) -> Int64Array:
-    mine = pieces.category == code
+def _live_curve(ownership: Ownership, code: int, length: int) -> Int64Array:
+    mine = ownership.category == code
     change = np.zeros(length + 2, np.int64)
-    np.add.at(change, pieces.start[mine] + 1, pieces.bytes[mine])
-    np.subtract.at(change, pieces.end[mine] + 1, pieces.bytes[mine])
+    np.add.at(change, ownership.start[mine] + 1, ownership.bytes[mine])
+    np.subtract.at(change, ownership.end[mine] + 1, ownership.bytes[mine])
     return np.cumsum(change[: length + 1], dtype=np.int64)

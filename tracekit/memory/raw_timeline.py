@@ -9,8 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from tracekit.memory.downsample import downsample
-from tracekit.memory.peak import Holding
-from tracekit.memory.pieces import (
+from tracekit.memory.ownership import (
     ACTIVATIONS,
     GRADIENTS,
     INPUTS,
@@ -19,6 +18,7 @@ from tracekit.memory.pieces import (
     TEMPORARIES,
     UNKNOWN,
 )
+from tracekit.memory.peak import Holding
 from tracekit.memory.summary import BUCKETS, Curve, DeviceMemory
 from tracekit.trace.events import Int64Array
 from tracekit.units import NULL

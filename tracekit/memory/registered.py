@@ -15,7 +15,7 @@ import numpy as np
 
 from tracekit.manifest import Owners
 from tracekit.memory.blocks import MOST_BYTES, Blocks, Log, pair
-from tracekit.memory.pieces import ACTIVATIONS, CODE, GRADIENTS, UNKNOWN, Changes, Words
+from tracekit.memory.ownership import ACTIVATIONS, CODE, GRADIENTS, UNKNOWN, Changes, Texts
 from tracekit.trace.events import BoolArray, Int8Array, Int32Array, Int64Array
 from tracekit.units import NULL
 
@@ -41,7 +41,7 @@ class Registrations:
         return Registrations(*(column[chosen] for column in vars(self).values()))
 
 
-def registrations(owners: Owners, words: Words) -> Registrations:
+def registrations(owners: Owners, words: Texts) -> Registrations:
     """The columns of a manifest as arrays."""
     categories = np.array([CODE.get(text, UNKNOWN) for text in owners.strings] or [UNKNOWN], np.int8)
     codes = words.codes(owners.strings) if owners.strings else np.zeros(1, np.int32)
@@ -66,46 +66,46 @@ def _column(values: list[int]) -> Int64Array:
         return np.array([value if -(2**63) <= value < 2**63 else NULL for value in values], np.int64)
 
 
-def meets(log: Log, told: Registrations) -> BoolArray:
+def meets(log: Log, registered: Registrations) -> BoolArray:
     """Which registrations meet a block of a log."""
-    found: BoolArray = _live_at(log, pair(log), told, np.searchsorted(log.time, told.time, side="right") - 1) >= 0
+    found: BoolArray = _live_at(log, pair(log), registered, np.searchsorted(log.time, registered.time, side="right") - 1) >= 0
     return found
 
 
-def claim(log: Log, blocks: Blocks, told: Registrations, others: Sequence[Log] | None) -> tuple[Blocks, Changes]:
+def claim(log: Log, blocks: Blocks, registered: Registrations, others: Sequence[Log] | None) -> tuple[Blocks, Changes]:
     """Blocks, and their owners. ``others``: logs of the other devices; registrations that meet no block of any make blocks of this one.
 
     None: they make none, because another device is theirs.
     """
-    position = np.searchsorted(log.time, told.time, side="right") - 1
-    block = _live_at(log, blocks, told, position)
+    position = np.searchsorted(log.time, registered.time, side="right") - 1
+    block = _live_at(log, blocks, registered, position)
     if others is not None:
-        elsewhere = np.any([meets(other, told) for other in others], axis=0) if others else np.zeros(len(told), np.bool_)
-        unseen = np.flatnonzero((block < 0) & (told.bytes > 0) & ~elsewhere)
-        made, of = _unseen(log, blocks, told.where(unseen), position[unseen])
+        elsewhere = np.any([meets(other, registered) for other in others], axis=0) if others else np.zeros(len(registered), np.bool_)
+        unseen = np.flatnonzero((block < 0) & (registered.bytes > 0) & ~elsewhere)
+        made, of = _unseen(log, blocks, registered.where(unseen), position[unseen])
         block[unseen] = np.where(of >= 0, of + len(blocks), -1)
         blocks = blocks.joined(made)
     mine = np.flatnonzero(block >= 0)
     mine = mine[np.lexsort((mine, block[mine]))]
-    changes = _claims(Changes(block[mine], position[mine], told.category[mine], told.name[mine], told.unit[mine]))
+    changes = _claims(Changes(block[mine], position[mine], registered.category[mine], registered.name[mine], registered.unit[mine]))
     return blocks if others is None else _replaced_gradients(blocks, changes, len(log)), changes
 
 
-def _live_at(log: Log, blocks: Blocks, told: Registrations, position: Int64Array) -> Int64Array:
+def _live_at(log: Log, blocks: Blocks, registered: Registrations, position: Int64Array) -> Int64Array:
     """The block of each registration; -1 for none."""
-    if not len(blocks) or not len(told):
-        return np.full(len(told), -1, np.int64)
-    order, keys, key = _keys(blocks, told.address, position, len(log))
+    if not len(blocks) or not len(registered):
+        return np.full(len(registered), -1, np.int64)
+    order, keys, key = _keys(blocks, registered.address, position, len(log))
     at = np.searchsorted(keys, key, side="right") - 1
     before, after = order[np.maximum(at, 0)], order[np.minimum(at + 1, len(order) - 1)]
-    same_before = (at >= 0) & (blocks.address[before] == told.address)
-    same_after = (at + 1 < len(order)) & (blocks.address[after] == told.address)
+    same_before = (at >= 0) & (blocks.address[before] == registered.address)
+    same_after = (at + 1 < len(order)) & (blocks.address[after] == registered.address)
     live = same_before & (blocks.death[before] > position)
     death, birth = blocks.death[before], blocks.birth[after]
     ended = log.time[np.clip(death, 0, len(log) - 1)]
     begins = log.time[np.clip(birth, 0, len(log) - 1)]
-    soon = same_after & ~live & (begins - told.time <= NEAR_NS)
-    just = same_before & ~live & ~soon & (told.time - ended <= NEAR_NS)
+    soon = same_after & ~live & (begins - registered.time <= NEAR_NS)
+    just = same_before & ~live & ~soon & (registered.time - ended <= NEAR_NS)
     return np.where(live | just, before, np.where(soon, after, -1)).astype(np.int64)
 
 
@@ -120,33 +120,35 @@ def _keys(blocks: Blocks, address: Int64Array, position: Int64Array, length: int
     return order, keys, np.where(exact, place * scale + position + 1, -1)
 
 
-def _unseen(log: Log, blocks: Blocks, told: Registrations, position: Int64Array) -> tuple[Blocks, Int64Array]:
+def _unseen(log: Log, blocks: Blocks, registered: Registrations, position: Int64Array) -> tuple[Blocks, Int64Array]:
     """Blocks for registrations that met none, one an address (until the log shows another one there), and the block of each."""
-    count = len(told)
+    count = len(registered)
     if not count:
         return blocks.where(np.empty(0, np.int64)), np.empty(0, np.int64)
     following = np.full(count, len(log), np.int64)
     seen = np.zeros(count, np.bool_)
     if len(blocks):
-        order, keys, key = _keys(blocks, told.address, position, len(log))
+        order, keys, key = _keys(blocks, registered.address, position, len(log))
         at = np.searchsorted(keys, key, side="right")
         after = order[np.minimum(at, len(order) - 1)]
-        follows = (at < len(order)) & (blocks.address[after] == told.address)
+        follows = (at < len(order)) & (blocks.address[after] == registered.address)
         following = np.where(follows, blocks.birth[after], following)
         before = order[np.maximum(at - 1, 0)]
-        seen = (at > 0) & (blocks.address[before] == told.address)
-    # A storage without an address is told apart by its name.
-    tag = np.where(told.address == 0, -1 - told.name.astype(np.int64), following)
-    _, first, of = np.unique(np.stack([told.address, tag]), axis=1, return_index=True, return_inverse=True)
+        seen = (at > 0) & (blocks.address[before] == registered.address)
+    # A storage without an address is known by its name.
+    tag = np.where(registered.address == 0, -1 - registered.name.astype(np.int64), following)
+    _, first, of = np.unique(np.stack([registered.address, tag]), axis=1, return_index=True, return_inverse=True)
     nowhere = np.full(len(first), -1, np.int64)
     born = np.where(seen[first], position[first], -1)
-    death = np.where(told.address[first] == 0, len(log), following[first])
+    death = np.where(registered.address[first] == 0, len(log), following[first])
     lost = death < len(log)
-    return Blocks(told.address[first], told.bytes[first], born, death, nowhere, nowhere, lost), np.asarray(of, np.int64).reshape(-1)
+    return Blocks(registered.address[first], registered.bytes[first], born, death, nowhere, nowhere, lost), np.asarray(
+        of, np.int64
+    ).reshape(-1)
 
 
 def _claims(changes: Changes) -> Changes:
-    """Without what was told twice, and without activations of blocks that anybody else claims."""
+    """Without what was registered twice, and without activations of blocks that anybody else claims."""
     stronger = changes.category != ACTIVATIONS
     claimed = np.zeros(int(changes.block.max(initial=-1)) + 1, np.bool_)
     claimed[changes.block[stronger]] = True

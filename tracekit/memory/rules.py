@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracekit.memory.blocks import Blocks
-from tracekit.memory.moments import BACKWARD, FORWARD, OPTIMIZER, Hint, Moments, Setting
-from tracekit.memory.pieces import (
+from tracekit.memory.moments import BACKWARD, FORWARD, OPTIMIZER, Context, Hint, Moments
+from tracekit.memory.ownership import (
     ACTIVATIONS,
     BUFFERS,
     GATHERED,
@@ -56,9 +56,9 @@ class _Lives:
     next_forward: Int64Array  # start of the first forward behind its birth; the far future where there is none
 
 
-def categorize(blocks: Blocks, birth: Moments, death: Moments, setting: Setting) -> Owner:
+def categorize(blocks: Blocks, birth: Moments, death: Moments, context: Context) -> Owner:
     """Owner of each block; ``birth`` and ``death`` have one entry a block."""
-    lives = _lives(blocks, birth, death, setting)
+    lives = _lives(blocks, birth, death, context)
     category = np.full(len(blocks), UNKNOWN, np.int8)
     open_ = np.ones(len(blocks), np.bool_)
 
@@ -70,17 +70,17 @@ def categorize(blocks: Blocks, birth: Moments, death: Moments, setting: Setting)
     give(~birth.known, UNKNOWN)
     _by_ranges(lives, give)
     _by_phase(lives, give)
-    _outside_phases(lives, setting, give)
+    _outside_phases(lives, context, give)
     _buckets_are_gradients(lives, category)
     return Owner(category, birth.name, np.where(birth.unit > 0, birth.unit, np.where(death.known, death.unit, 0)).astype(np.int32))
 
 
-def _lives(blocks: Blocks, birth: Moments, death: Moments, setting: Setting) -> _Lives:
+def _lives(blocks: Blocks, birth: Moments, death: Moments, context: Context) -> _Lives:
     alive = ~death.known & ~blocks.lost
-    phases = setting.phases
+    phases = context.phases
     ends = phases.end[np.maximum(birth.interval, 0)] if len(phases.start) else np.zeros(len(blocks), np.int64)
     inside = birth.interval >= 0
-    unsure = alive & inside & (ends >= setting.end)
+    unsure = alive & inside & (ends >= context.end)
     forward = phases.start[phases.kind == FORWARD]
     at = np.searchsorted(forward, birth.time, side="right")
     far = np.iinfo(np.int64).max
@@ -139,12 +139,12 @@ def _by_phase(lives: _Lives, give: Give) -> None:
     give(forward, TEMPORARIES)
 
 
-def _outside_phases(lives: _Lives, setting: Setting, give: Give) -> None:
-    phases = setting.phases
+def _outside_phases(lives: _Lives, context: Context, give: Give) -> None:
+    phases = context.phases
     forward = phases.start[phases.kind == FORWARD]
     if not len(forward):
         return
-    give(_of_the_loss(lives, setting), ACTIVATIONS)
+    give(_of_the_loss(lives, context), ACTIVATIONS)
     first = lives.birth.time < forward[0]
     outlives = lives.alive | (lives.death.time >= lives.next_forward)
     give(first & lives.alive, PARAMETERS)
@@ -153,9 +153,9 @@ def _outside_phases(lives: _Lives, setting: Setting, give: Give) -> None:
     give(~outlives, TEMPORARIES)
 
 
-def _of_the_loss(lives: _Lives, setting: Setting) -> BoolArray:
+def _of_the_loss(lives: _Lives, context: Context) -> BoolArray:
     """Made between a forward and the backward that follows it, and still there when that has begun: what the loss saved."""
-    phases, time = setting.phases, lives.birth.time
+    phases, time = context.phases, lives.birth.time
     last = np.searchsorted(phases.start, time, side="right") - 1
     before, after = np.maximum(last, 0), np.minimum(last + 1, len(phases.start) - 1)
     between = (last >= 0) & (last + 1 < len(phases.start)) & (time >= phases.end[before])

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tracekit.memory.moments import BACKWARD, FORWARD, OPTIMIZER, Hint, Moments, hint_of, interval_at, unit_of
-from tracekit.memory.pieces import Words
+from tracekit.memory.ownership import Texts
 from tracekit.memory.snapshot import ALLOC, Entries, Snapshot, Stacks
 from tracekit.trace.events import BoolArray, Int8Array, Int32Array, Int64Array
 from tracekit.trace.steps import Phases, Steps
@@ -44,20 +44,20 @@ _LIBRARY = re.compile(r"(?:^|/)(?:torch|torchgen)/|^<|^\?\?$|^$|\.(?:cpp|h|cc|so
 
 def phase_of(text: str) -> int:
     """The phase that a note or an annotation names; 0 for none, and where it names several."""
-    said = [phase for phase, pattern in _PHASES if pattern.search(text)]
-    return said[0] if len(said) == 1 else 0
+    named = [phase for phase, pattern in _PHASES if pattern.search(text)]
+    return named[0] if len(named) == 1 else 0
 
 
-def of_history(snapshot: Snapshot, entries: Entries, words: Words) -> tuple[Moments, Phases, Steps]:
+def of_history(snapshot: Snapshot, entries: Entries, words: Texts) -> tuple[Moments, Phases, Steps]:
     """The moments of all entries of one device, and the phases and steps that follow from them."""
     hint, phase, frame = _of_stacks(snapshot.stacks, entries.stack)
     texts = snapshot.stacks.strings
-    phase = np.where(phase > 0, phase, _said(texts, entries.note, phase_of))
+    phase = np.where(phase > 0, phase, _by_code(texts, entries.note, phase_of))
     phase = np.where((phase == 0) & _without_python(entries), BACKWARD, phase)
     named = _in_ranges(snapshot, entries.time, lambda text: bool(phase_of(text)) and hint_of(text) == Hint.NOTHING)
-    phase = np.where(phase > 0, phase, _said(texts, named, phase_of))
+    phase = np.where(phase > 0, phase, _by_code(texts, named, phase_of))
     hinting = _in_ranges(snapshot, entries.time, lambda text: hint_of(text) != Hint.NOTHING)
-    hint = np.where(hint > 0, hint, _said(texts, hinting, hint_of))
+    hint = np.where(hint > 0, hint, _by_code(texts, hinting, hint_of))
     phase = np.where((phase == 0) & (hint == Hint.OPTIMIZER), OPTIMIZER, phase)
     phases = _stretches(_filled(phase.astype(np.int8)), entries.time)
     steps = _steps(snapshot)
@@ -72,7 +72,7 @@ def of_history(snapshot: Snapshot, entries: Entries, words: Words) -> tuple[Mome
             steps.index_at(entries.time),
             hint.astype(np.int8),
             np.where(frame >= 0, names[np.maximum(frame, 0)], 0).astype(np.int32),
-            _said(texts, unit, lambda text: words.code(unit_of(text))).astype(np.int32),
+            _by_code(texts, unit, lambda text: words.code(unit_of(text))).astype(np.int32),
         ),
         phases,
         steps,
@@ -113,7 +113,7 @@ def _of_frame(stacks: Stacks, place: int) -> tuple[int, int, bool]:
     return 0, 0, own
 
 
-def _said(texts: object, codes: Int32Array, ask: Callable[[str], int]) -> Int64Array:
+def _by_code(texts: object, codes: Int32Array, ask: Callable[[str], int]) -> Int64Array:
     """``ask`` of the string of each code, once a distinct one; 0 for -1."""
     distinct, inverse = np.unique(codes, return_inverse=True)
     answers = np.array([int(ask(texts[code])) if code >= 0 else 0 for code in distinct.tolist()], np.int64)  # type: ignore[index]
@@ -126,7 +126,7 @@ def _in_ranges(snapshot: Snapshot, time: Int64Array, wanted: Callable[[str], boo
     from tracekit.trace.sweep import innermost
 
     ranges, texts = snapshot.ranges, snapshot.stacks.strings
-    chosen = np.flatnonzero(_said(texts, ranges.name, lambda text: int(wanted(text))) > 0)
+    chosen = np.flatnonzero(_by_code(texts, ranges.name, lambda text: int(wanted(text))) > 0)
     if not len(chosen) or not len(time):
         return np.full(len(time), -1, np.int32)
     order = chosen[np.lexsort((-ranges.end[chosen], ranges.start[chosen]))]

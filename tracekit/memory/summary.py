@@ -88,7 +88,7 @@ def of_trace(
     for log, counters in logs:
         others = [other for other, _ in logs if other is not log] if log is unseen else None
         attributed = attribute_trace(tables, log, counters, phases, steps, owners, others)
-        source = "manifest+events" if attributed.told else "events"
+        source = "manifest+events" if attributed.from_manifest else "events"
         peak = attributed.timeline.peak(span)
         moment = attributed.timeline.time_of(peak)
         fragments = of_counters(attributed.timeline, peak)
@@ -120,7 +120,7 @@ def _of_history(snapshot: Snapshot, device: DeviceHistory, owners: Owners | None
     peak = timeline.peak()
     fragments = of_history(device, timeline, snapshot.pools, peak)
     unit = _latest_unit(snapshot.ranges, snapshot.stacks.strings, int(timeline.log.time[max(peak, 0)]))
-    source = "manifest+snapshot" if attributed.told else "snapshot"
+    source = "manifest+snapshot" if attributed.from_manifest else "snapshot"
     failures = out_of_memory(snapshot, device, timeline)
     summary = summarize(attributed, phases, steps, source, unit, fragments, peak)
     moment = summary.peak_ns if snapshot.timed else None

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from tracekit.analyses.memory.findings import findings, words
+from tracekit.analyses.memory.findings import category_label, findings
 from tracekit.analyses.memory.rows import RankMemory, main_devices, record, rows_of
 from tracekit.analyses.memory.units import lifecycle_sections
 from tracekit.findings import Chart, Finding, Section, StackedArea, StackedBars, Table, Treemap
@@ -107,7 +107,7 @@ def _area(row: RankMemory) -> StackedArea:
     lines = {}
     if len(curve.reserved) and (curve.reserved != NULL).all():
         lines["reserved"] = curve.reserved.astype(np.float64).tolist()
-    series = {words(name): values.astype(np.float64).tolist() for name, values in curve.categories.items()}
+    series = {category_label(name): values.astype(np.float64).tolist() for name, values in curve.categories.items()}
     peak = row.memory.peak_ns
     marks = [((peak - zero) / NS_PER_US, "peak")] if peak is not None else []
     note = "Every extreme of the recording is in the picture, however many events it has."
@@ -119,7 +119,7 @@ def _area(row: RankMemory) -> StackedArea:
 
 def _peaks(ranks: list[RankMemory]) -> StackedBars:
     series = {
-        words(name): [float(row.memory.categories.get(name, 0)) for row in ranks]
+        category_label(name): [float(row.memory.categories.get(name, 0)) for row in ranks]
         for name in CATEGORIES
         if any(row.memory.categories.get(name) for row in ranks)
     }
@@ -129,7 +129,7 @@ def _peaks(ranks: list[RankMemory]) -> StackedBars:
 def _tree(row: RankMemory) -> Treemap:
     amounts: dict[tuple[str, ...], float] = {}
     for holding in row.memory.holdings:
-        path = (words(holding.category), *(part for part in (holding.unit, holding.name) if part))
+        path = (category_label(holding.category), *(part for part in (holding.unit, holding.name) if part))
         amounts[path] = amounts.get(path, 0.0) + holding.bytes
     return Treemap(f"Peak of {row.label}", list(amounts), list(amounts.values()), "bytes")
 
@@ -138,7 +138,7 @@ def _owners(row: RankMemory) -> Table:
     holdings, peak = row.memory.holdings, row.memory.peak or 1
     frame = pd.DataFrame(
         {
-            "category": [words(h.category) for h in holdings],
+            "category": [category_label(h.category) for h in holdings],
             "unit": [h.unit for h in holdings],
             "name": [h.name for h in holdings],
             "bytes": np.array([h.bytes for h in holdings], np.int64),

@@ -30,7 +30,7 @@ def findings(rows: Sequence[RankMemory], units_of_job: int, reshards: bool | Non
 def _peak(row: RankMemory, ranks: int) -> Finding:
     memory, peak = row.memory, row.memory.peak or 0
     shares = sorted(memory.categories.items(), key=lambda item: -item[1])
-    parts = ", ".join(f"{words(name)} {amount / peak:.0%}" for name, amount in shares[:3] if amount) if peak else ""
+    parts = ", ".join(f"{category_label(name)} {amount / peak:.0%}" for name, amount in shares[:3] if amount) if peak else ""
     when = [f"step {memory.peak_step}"] if memory.peak_step is not None else []
     when += [memory.peak_phase] if memory.peak_phase else []
     when += [f"at {memory.peak_unit}"] if memory.peak_unit else []
@@ -83,7 +83,7 @@ def _spread(ranks: Sequence[RankMemory]) -> Iterator[Finding]:
     name, gap = max(gaps.items(), key=lambda item: item[1])
     text = (
         f"The peaks of the ranks differ: {format_bytes(top)} on {high.label}, {format_bytes(bottom)} on {low.label}. "
-        f"Most of it is {words(name)} ({format_bytes(gap)} more)."
+        f"Most of it is {category_label(name)} ({format_bytes(gap)} more)."
     )
     advice = {
         "activations": "Balance layers, micro-batches in flight or tokens between the ranks.",
@@ -170,6 +170,6 @@ def _share(row: RankMemory, category: str, levels: thresholds.Levels, text: str,
         yield Finding(f"memory.{category}", severity, said, float(amount), "bytes", _EVIDENCE, advice)
 
 
-def words(category: str) -> str:
+def category_label(category: str) -> str:
     """``gathered parameters``."""
     return category.replace("_", " ")

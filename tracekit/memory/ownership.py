@@ -1,4 +1,4 @@
-"""Who owns a block, from when to when: a block whose owner changes is cut into pieces."""
+"""Who owns a block, from when to when: a block whose owner changes has several rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CODE: dict[str, int] = {name: code for code, name in enumerate(CATEGORIES)}
 ) = range(len(CATEGORIES))
 
 
-class Words:
+class Texts:
     """Distinct strings by code; code 0 is ''."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Owner:
-    """What each block is by the rules: one entry a block. ``name`` and ``unit`` are codes of one ``Words``."""
+    """What each block is by the rules: one entry a block. ``name`` and ``unit`` are codes of one ``Texts``."""
 
     category: Int8Array
     name: Int32Array
@@ -58,9 +58,9 @@ class Owner:
 
 @dataclass(frozen=True)
 class Changes:
-    """Owners that were told behind event ``position``: ``block`` belongs to them from the next event on. Sorted by (block, position).
+    """Owners that were registered behind event ``position``: ``block`` belongs to them from the next event on. Sorted by (block, position).
 
-    The first one of a block counts from the block's birth on: what is told right after a tensor was made is true of it from the beginning.
+    The first one of a block counts from its birth on: what is registered right after a tensor was made is true of it from the beginning.
     """
 
     block: Int64Array
@@ -74,8 +74,8 @@ class Changes:
 
 
 @dataclass(frozen=True)
-class Pieces:
-    """One row a piece: ``block`` is owned from behind event ``start`` until event ``end`` (see ``Blocks.birth`` and ``death``)."""
+class Ownership:
+    """One row for each stretch of one owner: ``block`` is owned from behind event ``start`` until ``end`` (see ``Blocks``)."""
 
     block: Int64Array
     start: Int64Array
@@ -86,23 +86,23 @@ class Pieces:
     unit: Int32Array
 
     def live(self, position: int) -> BoolArray:
-        """Which pieces are live behind an event."""
+        """Which rows are live behind an event."""
         alive: BoolArray = (self.start <= position) & (self.end > position)
         return alive
 
 
-def cut(blocks: Blocks, owner: Owner, changes: Changes) -> Pieces:
-    """The pieces of all blocks: as told where something was told, by the rules elsewhere."""
-    told = np.zeros(len(blocks), np.bool_)
-    told[changes.block] = True
-    rest = np.flatnonzero(~told)
+def cut(blocks: Blocks, owner: Owner, changes: Changes) -> Ownership:
+    """Who owns all blocks: as registered where something was, by the rules elsewhere."""
+    registered = np.zeros(len(blocks), np.bool_)
+    registered[changes.block] = True
+    rest = np.flatnonzero(~registered)
     first = np.append(True, changes.block[1:] != changes.block[:-1])[: len(changes)]
     start = np.where(first, blocks.birth[changes.block], np.maximum(changes.position + 1, blocks.birth[changes.block]))
     last = np.append(first[1:], True)[: len(changes)]
     end = np.where(last, blocks.death[changes.block], np.append(start[1:], 0)[: len(changes)])
     end = np.minimum(end, blocks.death[changes.block])
     block = np.concatenate([rest, changes.block])
-    pieces = Pieces(
+    ownership = Ownership(
         block,
         np.concatenate([blocks.birth[rest], start]),
         np.concatenate([blocks.death[rest], end]),
@@ -111,5 +111,5 @@ def cut(blocks: Blocks, owner: Owner, changes: Changes) -> Pieces:
         np.concatenate([owner.name[rest], changes.name]),
         np.concatenate([owner.unit[rest], changes.unit]),
     )
-    real = pieces.end > pieces.start
-    return Pieces(*(column[real] for column in vars(pieces).values()))
+    real = ownership.end > ownership.start
+    return Ownership(*(column[real] for column in vars(ownership).values()))
