@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import pandas as pd
@@ -149,3 +150,34 @@ class Result(Protocol):
 
     def json(self) -> dict[str, Any]:
         """Top-level keys that this analysis adds to the JSON of ``tracekit analyze`` (docs: the contract in docs/json.md)."""
+
+
+class Held:
+    """A result whose findings, chapters and JSON are worked out once, when they are first asked for; ``result`` is the analysis' own."""
+
+    def __init__(self, result: Result) -> None:
+        self.result = result
+
+    def findings(self) -> list[Finding]:
+        """See Result."""
+        return self._findings
+
+    def sections(self) -> list[Section]:
+        """See Result."""
+        return self._sections
+
+    def json(self) -> dict[str, Any]:
+        """See Result."""
+        return self._json
+
+    @cached_property
+    def _findings(self) -> list[Finding]:
+        return self.result.findings()
+
+    @cached_property
+    def _sections(self) -> list[Section]:
+        return self.result.sections()
+
+    @cached_property
+    def _json(self) -> dict[str, Any]:
+        return self.result.json()

@@ -21,7 +21,8 @@ from tracekit.units import NS_PER_US, NULL, known, microseconds
 class Column:
     """One column of a table.
 
-    ``dtype`` is a numpy name, ``str``, or ``object`` for a list or mapping a row; ``unit`` is empty for a plain count or identifier.
+    ``dtype`` is a numpy name, ``str``, or ``object`` for a list or mapping a row; ``unit`` is empty for a plain count or identifier;
+    ``unix_ns`` is a time of day, which leaves as it is.
     ``heading`` is what a reader sees above it, without the unit; a column without one is in no table for readers. ``key`` is its key in a
     row of the JSON (``duration_us.p50``: within an object); a column without one is not in the JSON. ``missing`` says why a cell may be
     empty, and makes an empty text a missing one; ``instead`` is the text that a reader sees there.
@@ -112,7 +113,7 @@ class Schema:
 
 
 def _shown_unit(unit: str) -> str:
-    return "us" if unit == "ns" else unit
+    return {"ns": "us", "unix_ns": "ns"}.get(unit, unit)
 
 
 def _nested(row: dict[str, Any]) -> dict[str, Any]:
@@ -120,13 +121,12 @@ def _nested(row: dict[str, Any]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, value in row.items():
         outer, _, inner = key.partition(".")
-        if not inner:
-            result[key] = value
-        elif value is not None or result.get(outer) is not None:
-            result[outer] = {**(result.get(outer) or {}), inner: value}
+        if inner:
+            result.setdefault(outer, {})[inner] = value
         else:
-            result.setdefault(outer, None)
-    return result
+            result[key] = value
+    inner_objects = {key.partition(".")[0] for key in row if "." in key}
+    return {k: None if k in inner_objects and all(v is None for v in value.values()) else value for k, value in result.items()}
 
 
 def _dtype(name: str) -> str | type:

@@ -287,4 +287,4 @@ def test_the_life_of_sharded_units(tmp_path: Path) -> None:
     assert isinstance(spans, Timeline)
     assert spans.spans["lane"].tolist() == ["layers.0", "layers.0"]
     assert isinstance(table, Table)
-    assert table.frame["us"].tolist() == [280.0, 360.0]
+    assert table.frame["length_ns"].tolist() == [280.0, 360.0]

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from tracekit.errors import UsageError
-from tracekit.findings import Result
+from tracekit.findings import Held, Result
 from tracekit.job.activity import Activity
 from tracekit.job.model import Job
 
@@ -36,4 +36,4 @@ def run(job: Job, only: Collection[str] | None = None) -> dict[str, Result]:
     unknown = sorted(set(only or ()) - set(found))
     if unknown:
         raise UsageError(f"there is no analysis called {unknown[0]}", f"there are {', '.join(found)}")
-    return {name: module.analyze(job) for name, module in found.items() if only is None or name in only}
+    return {name: Held(module.analyze(job)) for name, module in found.items() if only is None or name in only}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,8 @@ from tracekit.schema import Column, Schema
 from tracekit.trace.events import Int64Array, RankTables
 from tracekit.trace.steps import Steps
 from tracekit.units import NS_PER_US, NULL
+
+R = TypeVar("R")
 
 #: How an axis that is not known is called wherever it leaves tracekit.
 UNKNOWN_AXIS = "unknown"
@@ -32,6 +35,20 @@ STEP_COLUMNS = (
 )
 #: Why a sum over a step is missing.
 CUT = "the trace of this rank is truncated"
+
+
+def once(analyze: Callable[[Job], R]) -> Callable[[Job], R]:
+    """``analyze`` of an analysis that others build on: it works once a job, and whoever asks again gets the same result."""
+
+    @wraps(analyze)
+    def held(job: Job) -> R:
+        name = analyze.__module__
+        if name not in job.held:
+            job.held[name] = analyze(job)
+        result: R = job.held[name]
+        return result
+
+    return held
 
 
 @dataclass(frozen=True)

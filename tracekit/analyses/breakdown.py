@@ -31,6 +31,7 @@ from tracekit.analyses._common import (
     by_step,
     mean_by_rank,
     measured,
+    once,
     rank_labels,
     step_frame,
     step_times,
@@ -280,6 +281,7 @@ class Breakdown:
         )
 
 
+@once
 def analyze(job: Job) -> Breakdown:
     """Divide every step of every rank into compute, exposed communication, exposed copies and idle."""
     per_step = step_frame(BREAKDOWN, job, "breakdown", _PARTS)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING
 
-from rich.padding import Padding
-from rich.table import Table as Grid
 from rich.text import Text
 
-from tracekit.cli.summary import console
+from tracekit.cli.terminal import console, grid, print_grid, text
 from tracekit.estimate.time import row_seconds
 from tracekit.estimate.timeline import CATEGORIES
 from tracekit.report.estimate import role_label, sentence
@@ -32,7 +30,7 @@ def print_estimate(result: Estimate, page: str | None, stream: IO[str]) -> None:
     """Print the whole estimate; ``page`` is where the HTML was written."""
     out, plan = console(stream), result.plan
     names = (result.shape.name, plan.mesh.text(), plan.strategy.name, plan.recipe.name, result.hardware.name)
-    out.print(Text(visible(" · ".join(names))))
+    out.print(text(" · ".join(names)))
     out.print(Text(visible(sentence(result)), "bold"))
     _memory(out, result.roles, result.hardware.memory_bytes)
     _communication(out, result)
@@ -48,11 +46,11 @@ def print_role(role: Role, spec: Spec, stream: IO[str]) -> None:
     out = console(stream)
     out.print(Text(f"{role.elements:,} parameters · {spec.plan.mesh.text()} · {spec.plan.strategy.name} · {spec.plan.recipe.name}"))
     _memory(out, (role,), spec.hardware.memory_bytes)
-    grid = _grid(["axis", "purpose", "kind", "calls", "full", "sent"], 3)
+    table = grid(["axis", "purpose", "kind", "calls", "full", "sent"], 3)
     for row in role.traffic:
         sizes = (format_bytes(row.full_bytes), format_bytes(row.sent_bytes))
-        grid.add_row(row.axis, row.purpose, row.kind, str(row.calls), *sizes)
-    _print(out, "Communication of a rank and step", grid)
+        table.add_row(row.axis, row.purpose, row.kind, str(row.calls), *sizes)
+    print_grid(out, "Communication of a rank and step", table)
     out.print(Text("- activations and FLOP are not known of a module alone: record a step, or give the model's sizes", "dim"))
 
 
@@ -62,17 +60,17 @@ def print_fit(candidates: Sequence[Candidate], answer: str, page: str | None, st
     out.print(Text(visible(answer), "bold"))
     fit = [candidate for candidate in candidates if candidate.fits]
     rest = [candidate for candidate in candidates if not candidate.fits]
-    grid = _grid(["mesh", "micro-batches", "step", "MFU", "memory"], 1)
+    table = grid(["mesh", "micro-batches", "step", "MFU", "memory"], 1)
     for c in fit[:MOST_MESHES]:
         step = quantity(None if c.seconds is None else c.seconds * _US, "us")
-        grid.add_row(c.mesh.text(), str(c.micro_batches), step, quantity(c.mfu, "share"), quantity(c.peak, "bytes"))
+        table.add_row(c.mesh.text(), str(c.micro_batches), step, quantity(c.mfu, "share"), quantity(c.peak, "bytes"))
     if fit:
-        _print(out, "Fastest first" + _more(len(fit), MOST_MESHES), grid)
-    others = _grid(["mesh", "why not"], 2)
+        print_grid(out, "Fastest first" + _more(len(fit), MOST_MESHES), table)
+    others = grid(["mesh", "why not"], 2)
     for c in rest[:MOST_REASONS]:
         others.add_row(c.mesh.text(), visible(c.reason))
     if rest:
-        _print(out, "These do not fit" + _more(len(rest), MOST_REASONS), others)
+        print_grid(out, "These do not fit" + _more(len(rest), MOST_REASONS), others)
     if page is not None:
         out.print(Text(f"Page: {visible(page)}", "bold"), soft_wrap=True)
 
@@ -83,18 +81,18 @@ def _more(count: int, shown: int) -> str:
 
 def _memory(out: Console, roles: Sequence[Role], device_bytes: int) -> None:
     """One column a role, one line a category."""
-    grid = _grid(["", *(role_label(role) for role in roles)], 1)
+    table = grid(["", *(role_label(role) for role in roles)], 1)
     for category in CATEGORIES:
         sizes = [role.memory.peak.bytes[category] for role in roles]
         if any(sizes):
-            grid.add_row(category.replace("_", " "), *(quantity(size, "bytes") for size in sizes))
-    grid.add_row(Text("peak", "bold"), *(Text(format_bytes(role.peak_bytes), "bold") for role in roles))
-    grid.add_row("at", *(" ".join(filter(None, (role.memory.peak.phase, role.memory.peak.unit))) for role in roles))
+            table.add_row(category.replace("_", " "), *(quantity(size, "bytes") for size in sizes))
+    table.add_row(Text("peak", "bold"), *(Text(format_bytes(role.peak_bytes), "bold") for role in roles))
+    table.add_row("at", *(" ".join(filter(None, (role.memory.peak.phase, role.memory.peak.unit))) for role in roles))
     too_much = [role.memory.reserved > device_bytes for role in roles]
     reserved = [Text(format_bytes(role.memory.reserved), "bold red" if over else "") for role, over in zip(roles, too_much, strict=True)]
-    grid.add_row("reserved", *reserved)
-    grid.add_row("device", *(format_bytes(device_bytes) for _ in roles))
-    _print(out, "Memory of a rank at its peak", grid)
+    table.add_row("reserved", *reserved)
+    table.add_row("device", *(format_bytes(device_bytes) for _ in roles))
+    print_grid(out, "Memory of a rank at its peak", table)
 
 
 def _communication(out: Console, result: Estimate) -> None:
@@ -110,35 +108,21 @@ def _communication(out: Console, result: Estimate) -> None:
         out.print()
         out.print(Text("Nothing is sent: one rank, or nothing to share."))
         return
-    grid = _grid(["axis", "purpose", "kind", "ranks", "calls", "full", "sent", "time"], 3)
+    table = grid(["axis", "purpose", "kind", "ranks", "calls", "full", "sent", "time"], 3)
     for (axis, purpose, kind, size), (calls, full, sent, seconds) in groups.items():
         figures = (f"{int(calls)}", format_bytes(full), format_bytes(sent), quantity(seconds * _US, "us"))
-        grid.add_row(axis, purpose, kind, str(size), *figures)
+        table.add_row(axis, purpose, kind, str(size), *figures)
     where = "" if role.name == "only" else f", {role_label(role)}"
-    _print(out, f"Communication of a rank and step{where}", grid)
+    print_grid(out, f"Communication of a rank and step{where}", table)
 
 
 def _step(out: Console, result: Estimate) -> None:
     step, how = result.step, result.assumptions
-    grid = _grid(["compute", "exposed comm", "bubble", "optimizer", "step", "MFU", "HFU"], 0)
+    table = grid(["compute", "exposed comm", "bubble", "optimizer", "step", "MFU", "HFU"], 0)
     parts = (step.compute, step.exposed, step.bubble, step.optimizer, step.total)
-    grid.add_row(*(quantity(part * _US, "us") for part in parts), quantity(result.mfu, "share"), quantity(result.hfu, "share"))
+    table.add_row(*(quantity(part * _US, "us") for part in parts), quantity(result.mfu, "share"), quantity(result.hfu, "share"))
     peak = result.hardware.peak_flops(result.plan.recipe.compute) / 1e12
-    _print(out, f"Predicted step at {how.efficiency:.0%} of {peak:,.0f} TFLOP/s, {how.overlap:.0%} overlap", grid)
+    print_grid(out, f"Predicted step at {how.efficiency:.0%} of {peak:,.0f} TFLOP/s, {how.overlap:.0%} overlap", table)
     shares = result.bubble_shares
     if shares is not None:
         out.print(Text(f"  bubble of equal stages: {shares[0]:.1%} of the ideal time, {shares[1]:.1%} of the wall time"))
-
-
-def _grid(names: Sequence[str], left: int) -> Grid:
-    """A table without lines; the first ``left`` columns are words."""
-    grid = Grid(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for index, name in enumerate(names):
-        grid.add_column(Text(visible(name)), justify="left" if index < left else "right", overflow="fold", vertical="bottom")
-    return grid
-
-
-def _print(out: Console, title: str, grid: Grid) -> None:
-    out.print()
-    out.print(Text(visible(title), "bold"))
-    out.print(Padding(grid, (0, 0, 0, 2), expand=False))

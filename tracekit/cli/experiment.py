@@ -9,13 +9,11 @@ import sys
 from collections.abc import Sequence
 from typing import IO
 
-from rich.cells import cell_len
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table as Grid
 from rich.text import Text
 
-from tracekit.cli.summary import console
+from tracekit.cli.terminal import console, fitted, print_grid, text
 from tracekit.findings import Table
 from tracekit.report.experiment import exact, legible, number_text
 from tracekit.report.tables import table_data
@@ -25,15 +23,15 @@ from tracekit.units import format_bytes
 
 #: Lines of moments that ``auto`` prints at most; rows of a table that names no number; calls; checks that are listed one by one.
 MOST_MOMENT_LINES, MOST_ROWS, MOST_CALLS, MOST_CHECKS = 300, 25, 40, 16
-_WIDEST_CHART, _LONGEST_WORD, _GAP = 160, 24, 2
+_WIDEST_CHART = 160
 
 
 def print_experiment(experiment: Experiment, page: str | None, stream: IO[str] | None = None, moments: str = "auto") -> None:
     """Print everything. ``page``: where the HTML was written; ``moments``: auto, all or none."""
     out = console(sys.stdout if stream is None else stream)
-    out.print(_text(experiment.title, "bold"))
-    out.print(_text(experiment.about, "dim"))
-    out.print(_text("  ".join(f"{name}={_argument(value)}" for name, value in experiment.arguments), "dim"))
+    out.print(text(experiment.title, "bold"))
+    out.print(text(experiment.about, "dim"))
+    out.print(text("  ".join(f"{name}={_argument(value)}" for name, value in experiment.arguments), "dim"))
     _moments(out, experiment, moments)
     for chart in experiment.charts:
         _gantt(out, chart)
@@ -43,15 +41,11 @@ def print_experiment(experiment: Experiment, page: str | None, stream: IO[str] |
     _calls(out, experiment.calls)
     _checks(out, experiment.checks)
     for note in experiment.notes:
-        out.print(Text("- ") + _text(note))
+        out.print(Text("- ") + text(note))
     out.print()
-    out.print(_text(experiment.verdict, "bold" if experiment.holds else "bold red"))
+    out.print(text(experiment.verdict, "bold" if experiment.holds else "bold red"))
     if page is not None:
-        out.print(_text(f"Page: {page}", "bold"), soft_wrap=True)
-
-
-def _text(words: str, style: str = "") -> Text:
-    return Text(visible(words), style=style)
+        out.print(text(f"Page: {page}", "bold"), soft_wrap=True)
 
 
 def _argument(value: object) -> str:
@@ -63,9 +57,9 @@ def _moments(out: Console, experiment: Experiment, wish: str) -> None:
     if wish == "none" or not lines:
         return
     if wish == "auto" and lines > MOST_MOMENT_LINES:
-        text = f"{len(experiment.moments)} moments are not printed here: --moments all prints them, -o FILE shows them as a picture"
+        count = len(experiment.moments)
         out.print()
-        out.print(_text(text, "dim"))
+        out.print(text(f"{count} moments are not printed here: --moments all prints them, -o FILE shows them as a picture", "dim"))
         return
     for moment in experiment.moments:
         _moment(out, moment)
@@ -75,14 +69,14 @@ def _moment(out: Console, moment: Moment) -> None:
     rows = []
     for rank, cells in enumerate(moment.holds):
         words = "; ".join(f"{cell.label} {cell.detail}".strip() for cell in cells) or "nothing"
-        rows.append([Text(f"rank {rank}"), _text(words), Text(format_bytes(moment.live_bytes(rank)))])
-    grid = _grid(out, ("", "holds", "live"), (True, True, False), rows)
+        rows.append([Text(f"rank {rank}"), text(words), Text(format_bytes(moment.live_bytes(rank)))])
+    grid = fitted(out, ("", "holds", "live"), (True, True, False), rows)
     out.print()
-    out.print(_text(moment.title, "bold"))
+    out.print(text(moment.title, "bold"))
     if moment.text:
-        out.print(_text(moment.text, "dim"))
+        out.print(text(moment.text, "dim"))
     for message in moment.messages:
-        out.print(_text(f"  {message.source} -> {message.target}  {message.label}  {format_bytes(message.bytes)}", "cyan"))
+        out.print(text(f"  {message.source} -> {message.target}  {message.label}  {format_bytes(message.bytes)}", "cyan"))
     out.print(Padding(grid, (0, 0, 0, 2), expand=False))
 
 
@@ -92,9 +86,9 @@ def _gantt(out: Console, chart: Gantt) -> None:
     names = max((len(lane) for lane in chart.lanes), default=0)
     room = min(out.width, _WIDEST_CHART) - names - 3
     out.print()
-    out.print(_text(chart.title, "bold"))
+    out.print(text(chart.title, "bold"))
     if chart.note:
-        out.print(_text(chart.note, "dim"))
+        out.print(text(chart.note, "dim"))
     if end <= 0 or room < 10:
         return
     per_unit = _columns_per_unit(chart, end, room)
@@ -103,8 +97,8 @@ def _gantt(out: Console, chart: Gantt) -> None:
         for bar in sorted((bar for bar in chart.bars if bar.lane == lane), key=lambda bar: bar.start):
             first, last = round(bar.start * per_unit), round(bar.end * per_unit)
             line[first:last] = _fitted(visible(bar.label), max(last - first, 0))
-        out.print(_text(f"  {lane.ljust(names)} {''.join(line).rstrip()}"), no_wrap=True, overflow="crop")
-    out.print(_text(f"  {' ' * names} 0 to {end:g} {chart.unit}; a character is {1 / per_unit:g} {chart.unit}", "dim"))
+        out.print(text(f"  {lane.ljust(names)} {''.join(line).rstrip()}"), no_wrap=True, overflow="crop")
+    out.print(text(f"  {' ' * names} 0 to {end:g} {chart.unit}; a character is {1 / per_unit:g} {chart.unit}", "dim"))
 
 
 def _fitted(label: str, width: int) -> str:
@@ -124,22 +118,22 @@ def _columns_per_unit(chart: Gantt, end: float, room: int) -> float:
 
 def _table(out: Console, table: Table) -> None:
     data = table_data(legible(table), table.preview or MOST_ROWS)
-    rows = [[_text(column.shown(row)) for column in data.columns] for row in range(data.rows)]
+    rows = [[text(column.shown(row)) for column in data.columns] for row in range(data.rows)]
     more = f" ({data.rows} of {data.total} rows; -o and --json have all)" if data.total > data.rows else ""
     left = [column.kind == "text" for column in data.columns]
-    _print(out, table.title + more, _grid(out, [column.title for column in data.columns], left, rows), table.note)
+    print_grid(out, table.title + more, fitted(out, [column.title for column in data.columns], left, rows), table.note)
 
 
 def _calls(out: Console, calls: Sequence[Call]) -> None:
     if not calls:
         return
     rows = [
-        [Text(str(number)), *map(_text, (call.kind, call.axis, call.purpose, call.phase, format_bytes(call.full_bytes), call.label))]
+        [Text(str(number)), *map(text, (call.kind, call.axis, call.purpose, call.phase, format_bytes(call.full_bytes), call.label))]
         for number, call in enumerate(calls[:MOST_CALLS], 1)
     ]
     names, left = ("", "collective", "axis", "purpose", "phase", "full tensor", "what"), (False, True, True, True, True, False, True)
     more = f" (the first {MOST_CALLS} of {len(calls)})" if len(calls) > MOST_CALLS else ""
-    _print(out, f"Collectives of one rank, in order{more}", _grid(out, names, left, rows))
+    print_grid(out, f"Collectives of one rank, in order{more}", fitted(out, names, left, rows))
 
 
 def _checks(out: Console, checks: Sequence[Check]) -> None:
@@ -149,58 +143,25 @@ def _checks(out: Console, checks: Sequence[Check]) -> None:
     if not listed:
         if checks:
             out.print()
-            out.print(_text(title, "bold"))
+            out.print(text(title, "bold"))
         return
     rows = [_check(check) for check in listed]
     names, left = ("", "quantity", "counted", "has to be", "", "formula"), (True, True, False, False, True, True)
-    _print(out, title, _grid(out, names, left, rows))
+    print_grid(out, title, fitted(out, names, left, rows))
 
 
 def _check(check: Check) -> list[Text]:
     bound = f" ± {check.tolerance:.2g}" if check.tolerance else ""
     return [
         Text("✓", style="green") if check.holds else Text("✗ FAILS", style="bold red"),
-        _text(check.quantity, "" if check.holds else "bold red"),
+        text(check.quantity, "" if check.holds else "bold red"),
         Text(_value(check.counted)),
         Text(_value(check.expected) + bound),
-        _text(check.unit),
-        _text(check.formula, "dim"),
+        text(check.unit),
+        text(check.formula, "dim"),
     ]
 
 
 def _value(value: object) -> str:
     text = exact(value)
     return f"{number_text(value)} ({text})" if text is not None and "/" in text else number_text(value)
-
-
-def _grid(out: Console, names: Sequence[str], left: Sequence[bool], rows: Sequence[Sequence[Text]]) -> Grid:
-    """A table in the width of the terminal, with every cell whole: what is too long goes on in the next line."""
-    columns = [[name, *(row[place].plain for row in rows)] for place, name in enumerate(names)]
-    grid = Grid(box=None, padding=(0, _GAP, 0, 0), header_style="dim", pad_edge=False)
-    room = out.width - 2 - _GAP * len(names)
-    for name, is_text, width in zip(names, left, _widths(columns, room), strict=True):
-        grid.add_column(_text(name), justify="left" if is_text else "right", overflow="fold", vertical="top", width=width)
-    for row in rows:
-        grid.add_row(*row)
-    return grid
-
-
-def _widths(columns: Sequence[Sequence[str]], room: int) -> list[int]:
-    """Characters of each column (a heading, then cells) in ``room``: its longest word first, then its cells, at last its heading."""
-    words = [max((cell_len(word) for text in texts for word in text.split()), default=1) for texts in columns]
-    longest = next((most for most in range(_LONGEST_WORD, 1, -1) if sum(min(most, word) for word in words) <= room), 1)
-    widths = [max(1, min(longest, word)) for word in words]
-    for part in (slice(1, None), slice(None)):
-        short = [max((cell_len(text) for text in texts[part]), default=1) - width for texts, width in zip(columns, widths, strict=True)]
-        waiting = sorted((place for place in range(len(columns)) if short[place] > 0), key=lambda place: short[place])
-        for done, place in enumerate(waiting):
-            widths[place] += max(0, min(short[place], (room - sum(widths)) // (len(waiting) - done)))
-    return widths
-
-
-def _print(out: Console, title: str, grid: Grid, note: str = "") -> None:
-    out.print()
-    out.print(_text(title, "bold"))
-    if note:
-        out.print(_text(note, "dim"))
-    out.print(Padding(grid, (0, 0, 0, 2), expand=False))

@@ -6,7 +6,6 @@ terminal.
 
 from __future__ import annotations
 
-import os
 import statistics
 import sys
 import textwrap
@@ -14,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from rich.console import Console
-from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
+from tracekit.cli.terminal import console, grid, print_grid, text
 from tracekit.findings import Result, Table
 from tracekit.report import coverage, overview
 from tracekit.report.quantity import quantity
@@ -37,17 +36,6 @@ _COLUMNS = (
 _STYLES = {"critical": "bold red", "warning": "yellow", "info": "dim"}
 
 
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError  # handled where all errors are; rich would exit with 1, which means "regression found"
-
-
-def console(stream: IO[str]) -> Console:
-    """A console for a terminal of any width, or for a pipe, where lines are left long."""
-    width = None if stream.isatty() or "COLUMNS" in os.environ else 200
-    return _Console(file=stream, width=width, highlight=False, markup=False, emoji=False, soft_wrap=False)
-
-
 def print_summary(document: Mapping[str, Any], results: Mapping[str, Result], report: str | None, stream: IO[str] | None = None) -> None:
     """Print everything; ``report`` is where the HTML was written."""
     out = console(sys.stdout if stream is None else stream)
@@ -59,11 +47,7 @@ def print_summary(document: Mapping[str, Any], results: Mapping[str, Result], re
         _preview(out, table)
     _findings(out, [finding for finding in document["findings"] if not _said_above(finding["id"])])
     if report is not None:
-        out.print(_text(f"Report: {report}", "bold"), soft_wrap=True)
-
-
-def _text(words: str, style: str = "") -> Text:
-    return Text(visible(words), style=style)
+        out.print(text(f"Report: {report}", "bold"), soft_wrap=True)
 
 
 def _headline(out: Console, document: Mapping[str, Any]) -> None:
@@ -74,8 +58,8 @@ def _headline(out: Console, document: Mapping[str, Any]) -> None:
     parts.append(f"steps {facts['Steps'].value}")
     if facts["Clocks"].value != overview.ONE_TIME_LINE:
         parts.append(f"clocks {facts['Clocks'].value}")
-    out.print(_text(" · ".join(parts)))
-    out.print(_text(overview.answer(document).sentence, "bold"))
+    out.print(text(" · ".join(parts)))
+    out.print(text(overview.answer(document).sentence, "bold"))
 
 
 def problems(document: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -86,9 +70,9 @@ def problems(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     shared: dict[str, list[str]] = {}
     single: list[tuple[str, str]] = []
     for name, entry in zip(coverage.short_names(document), document["coverage"], strict=True):
-        text = "; ".join(entry["problems"])
+        joined = "; ".join(entry["problems"])
         if entry["status"] in ("skipped", "truncated", "duplicate"):
-            single.append((name, text if entry["status"] in text else f"{entry['status']}: {text}" if text else entry["status"]))
+            single.append((name, joined if entry["status"] in joined else f"{entry['status']}: {joined}" if joined else entry["status"]))
         else:
             for problem in entry["problems"]:
                 shared.setdefault(problem, []).append(name)
@@ -102,9 +86,9 @@ def _some(names: Sequence[str]) -> str:
 
 def _problems(out: Console, lines: Sequence[tuple[str, str]]) -> None:
     for name, problem in lines[:MOST_PROBLEMS]:
-        out.print(Text("! ", style="yellow") + _text(f"{name}: {problem}" if name else problem))
+        out.print(Text("! ", style="yellow") + text(f"{name}: {problem}" if name else problem))
     if len(lines) > MOST_PROBLEMS:
-        out.print(_text(f"... and {len(lines) - MOST_PROBLEMS} more, see the report", "dim"))
+        out.print(text(f"... and {len(lines) - MOST_PROBLEMS} more, see the report", "dim"))
 
 
 def step_rows(mean_step: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
@@ -130,10 +114,10 @@ def _steps(out: Console, mean_step: Sequence[Mapping[str, Any]]) -> None:
     many = len(mean_step) - 1 > MOST_RANKS
     title = "Mean step: spread over ranks, and the ranks that compute the least" if many else "Mean step of each rank"
     columns = [(key, name) for key, name, always in _COLUMNS if always or out.width >= _NARROW]
-    grid = _grid(["", *(name for _, name in columns)])
+    table = grid(["", *(name for _, name in columns)], cut=True)
     for label, mean in step_rows(mean_step):
-        grid.add_row(label, *(_part(mean, key) for key, _ in columns))
-    _print_grid(out, title, grid)
+        table.add_row(label, *(_part(mean, key) for key, _ in columns))
+    print_grid(out, title, table)
 
 
 def _part(mean: Mapping[str, Any], key: str) -> Text:
@@ -190,10 +174,10 @@ def _axes(out: Console, axes: Sequence[Mapping[str, Any]]) -> None:
         return
     wide = out.width >= _NARROW
     names = ["axis", "size", "exposed", "busy", *(("ops", "sent", "busbw") if wide else ())]
-    grid = _grid(names)
+    table = grid(names, cut=True)
     for entry in axes:
         cells = [
-            _text(entry["axis"]),
+            text(entry["axis"]),
             Text(" or ".join(map(str, entry["sizes"][:3])) or "–"),
             Text(overview.format_us(entry["exposed_us"])),
             Text(overview.format_us(entry["busy_us"])),
@@ -204,8 +188,8 @@ def _axes(out: Console, axes: Sequence[Mapping[str, Any]]) -> None:
                 Text(quantity(entry["sent_bytes"], "bytes")),
                 Text(quantity(entry["busbw_gb_s"], "GB/s")),
             ]
-        grid.add_row(*cells)
-    _print_grid(out, "Communication by mesh axis, a rank and step", grid)
+        table.add_row(*cells)
+    print_grid(out, "Communication by mesh axis, a rank and step", table)
 
 
 def _previews(results: Mapping[str, Result]) -> list[Table]:
@@ -218,7 +202,7 @@ def _preview(out: Console, table: Table) -> None:
     """The first rows of a table, with as many of its columns as the line holds."""
     data = table_data(table, table.preview)
     longest = max(12, min(_LONGEST_NAME, out.width // 3))
-    texts = [[_text(_cut(text, longest)) for _, text in row] for row in data.first()]
+    texts = [[text(_cut(cell, longest)) for _, cell in row] for row in data.first()]
     headings: list[str] = []
     room = out.width - 2
     for index, column in enumerate(data.columns):
@@ -228,16 +212,16 @@ def _preview(out: Console, table: Table) -> None:
         if room < 0:
             break
         headings.append(heading)
-    grid = _grid(headings, [column.kind == "text" for column in data.columns])
+    shown = grid(headings, [column.kind == "text" for column in data.columns], cut=True)
     for row in texts:
-        grid.add_row(*row[: len(headings)])
+        shown.add_row(*row[: len(headings)])
     left_out = [f"{data.rows} of {data.total} rows"] if data.total > data.rows else []
     left_out += [f"{len(headings)} of {len(data.columns)} columns"] if len(headings) < len(data.columns) else []
-    _print_grid(out, f"{table.title} ({', '.join(left_out)})" if left_out else table.title, grid)
+    print_grid(out, f"{table.title} ({', '.join(left_out)})" if left_out else table.title, shown)
 
 
-def _cut(text: str, length: int) -> str:
-    return text if len(text) <= length else text[: length - 1] + "…"
+def _cut(cell: str, length: int) -> str:
+    return cell if len(cell) <= length else cell[: length - 1] + "…"
 
 
 def _said_above(identifier: str) -> bool:
@@ -254,25 +238,11 @@ def _findings(out: Console, findings: Sequence[Mapping[str, Any]]) -> None:
         grid = Grid.grid(padding=(0, 1))
         grid.add_column(width=8, no_wrap=True)
         grid.add_column(overflow="fold")
-        grid.add_row(Text(finding["severity"], style=_STYLES[finding["severity"]]), _text(finding["text"]))
+        grid.add_row(Text(finding["severity"], style=_STYLES[finding["severity"]]), text(finding["text"]))
         if finding["advice"] and finding["advice"] not in advised:
             advised.add(finding["advice"])
-            grid.add_row("", _text(finding["advice"], "dim"))
+            grid.add_row("", text(finding["advice"], "dim"))
         out.print(grid)
     if len(findings) > MOST_FINDINGS:
-        out.print(_text(f"... and {len(findings) - MOST_FINDINGS} more findings, see the report", "dim"))
+        out.print(text(f"... and {len(findings) - MOST_FINDINGS} more findings, see the report", "dim"))
     out.print()
-
-
-def _grid(names: Sequence[str], left: Sequence[bool] | None = None) -> Grid:
-    grid = Grid(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for index, name in enumerate(names):
-        is_text = left[index] if left is not None else index == 0
-        grid.add_column(Text(name), justify="left" if is_text else "right", no_wrap=True, overflow="ellipsis", vertical="bottom")
-    return grid
-
-
-def _print_grid(out: Console, title: str, grid: Grid) -> None:
-    out.print()
-    out.print(_text(title, "bold"))
-    out.print(Padding(grid, (0, 0, 0, 2), expand=False))

@@ -24,6 +24,7 @@ class Job:
     Ranks of which there is only a memory snapshot have a window without events; these are the last ones.
     ``operations`` and ``matches`` have the schemas of the same name. ``steps`` are step numbers that every present rank recorded whole.
     ``notes`` are what is to be told of the job as a whole ("2 of 4 ranks were read ...").
+    ``held`` keeps results of analyses that others build on.
     """
 
     world_size: int | None
@@ -40,6 +41,7 @@ class Job:
     matches: pd.DataFrame
     coverage: list[Coverage]
     notes: list[Note] = field(default_factory=list)
+    held: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def traced(self) -> list[Window]:

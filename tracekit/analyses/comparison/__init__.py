@@ -14,20 +14,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import pandas as pd
-
+from tracekit.analyses import memory as memory_analysis
 from tracekit.analyses import pipeline
 from tracekit.analyses.collectives.links import Link, links
 from tracekit.analyses.comparison import implied as implied
 from tracekit.analyses.comparison.memory import memory_lines
 from tracekit.analyses.comparison.predicted import Key, Prediction, Volume, hardware_of, predict
 from tracekit.analyses.comparison.rows import DIFFERS, MATCH, NOT_MEASURED, SHARE, Line, line, traffic_lines
+from tracekit.analyses.comparison.tables import LINES, LINKS, lines_frame, lines_table, links_frame, links_table
 from tracekit.analyses.comparison.time import class_times, step_times
-from tracekit.analyses.memory.rows import main_devices, rows_of
+from tracekit.analyses.memory.rows import main_devices
 from tracekit.estimate.hardware import Hardware
 from tracekit.estimate.pipeline import bubble_share
-from tracekit.findings import Finding, Section, Severity, Table
+from tracekit.findings import Finding, Section, Severity
 from tracekit.job.model import Job
 from tracekit.units import format_bytes
 
@@ -52,16 +51,16 @@ class Comparison:
 
     def sections(self) -> list[Section]:
         """The comparison as a table, and the links."""
-        charts = [t for t in (_table(self.lines), _link_table(self.links, self.hardware)) if t is not None]
+        charts = [t for t in (lines_table(self.lines), links_table(self.links, self.hardware)) if t is not None]
         lead = "What the analytical model says of this job, beside what it did."
         return [Section("Predicted and measured", lead, tuple(charts))] if charts else []
 
     def json(self) -> dict[str, Any]:
         """``comparison`` and ``links``."""
-        document: dict[str, Any] = {"links": [_link_record(link, self.hardware) for link in self.links]}
+        document: dict[str, Any] = {"links": LINKS.records(links_frame(self.links, self.hardware))}
         reasons = {} if self.links else {"links": _NO_LINKS}
         if self.lines:
-            document["comparison"] = [_record(each) for each in self.lines]
+            document["comparison"] = LINES.records(lines_frame(self.lines))
         else:
             reasons["comparison"] = self.problems[0] if self.problems else _NO_MODEL
         return {**document, "not_measured": reasons} if reasons else document
@@ -70,7 +69,7 @@ class Comparison:
 def analyze(job: Job) -> Comparison:
     """Predict what can be predicted, and set it beside what was measured."""
     manifests = {w.rank: w.manifest for w in job.windows if w.rank is not None and w.manifest is not None}
-    memory = {row.rank: row.memory for row in main_devices(rows_of(job, "memory"))}
+    memory = {row.rank: row.memory for row in main_devices(memory_analysis.analyze(job).rows)}
     steps = {rank: row.peak_step for rank, row in memory.items()}
     predictions = [predict(rank, manifest, steps.get(rank)) for rank, manifest in sorted(manifests.items())]
     problems = list(dict.fromkeys(p.problem for p in predictions if p.problem))
@@ -192,84 +191,3 @@ def _slow_links(found: Sequence[Link], hardware: Hardware | None) -> list[Findin
             severity: Severity = "warning" if share < 0.5 and link.operations >= 10 else "info"
             result.append(Finding("comparison.link", severity, text, share, "share", "links"))
     return result
-
-
-def _record(each: Line) -> dict[str, Any]:
-    return {
-        "quantity": each.quantity,
-        "rank": each.rank,
-        "predicted": each.predicted,
-        "measured": each.measured,
-        "unit": each.unit,
-        "ratio": each.ratio,
-        "verdict": each.verdict,
-        "why": each.why,
-        "tolerance": each.tolerance,
-    }
-
-
-def _link_record(link: Link, hardware: Hardware | None) -> dict[str, Any]:
-    return {
-        "axis": link.axis,
-        "operations": link.operations,
-        "latency_us": link.latency_us,
-        "gb_s": link.gb_s,
-        "residual": link.residual,
-        "best_gb_s": link.best_gb_s,
-        "peak_gb_s": hardware.inside.gb_s if hardware is not None else None,
-        "problem": link.problem,
-    }
-
-
-def _table(lines: Sequence[Line]) -> Table | None:
-    if not lines:
-        return None
-    order = {DIFFERS: 0, NOT_MEASURED: 1, MATCH: 2}
-    shown = sorted(lines, key=lambda each: order[each.verdict])
-    frame = pd.DataFrame(
-        {
-            "quantity": [each.quantity for each in shown],
-            "rank": ["all" if each.rank is None else str(each.rank) for each in shown],
-            "predicted": [_shown(each.predicted, each.unit) for each in shown],
-            "measured": [_shown(each.measured, each.unit) for each in shown],
-            "unit": ["%" if each.unit == "share" else each.unit for each in shown],
-            "ratio": [np.nan if each.ratio is None else each.ratio for each in shown],
-            "verdict": [each.verdict.replace("_", " ") for each in shown],
-            "why": [each.why for each in shown],
-        }
-    )
-    columns = {"quantity": "Quantity", "rank": "Rank", "predicted": "Predicted", "measured": "Measured", "unit": "Unit",
-               "ratio": "Measured / predicted", "verdict": "Verdict", "why": "Why"}  # fmt: skip
-    missing = {"predicted": "the model has no figure", "measured": "not measured", "ratio": "one of the two is missing"}
-    return Table("Predicted and measured", frame, columns, "What differs comes first.", 6, missing)
-
-
-def _shown(value: float | None, unit: str) -> float:
-    """As a number of its column: shares in percent, NaN for none."""
-    return np.nan if value is None else float(value) * (100 if unit == "share" else 1)
-
-
-def _link_table(found: Sequence[Link], hardware: Hardware | None) -> Table | None:
-    if not found:
-        return None
-
-    def known(values: Sequence[float | None]) -> list[float]:
-        return [np.nan if value is None else value for value in values]
-
-    frame = pd.DataFrame(
-        {
-            "axis": [link.axis for link in found],
-            "operations": [link.operations for link in found],
-            "latency": known([link.latency_us for link in found]),
-            "bandwidth": known([link.gb_s for link in found]),
-            "residual": known([link.residual for link in found]),
-            "best": known([link.best_gb_s for link in found]),
-        }
-    )
-    columns = {"axis": "Axis", "operations": "Collectives", "latency": "Latency of a step [us]", "bandwidth": "Bandwidth [GB/s]",
-               "residual": "Residual [share]", "best": "Best seen [GB/s]"}  # fmt: skip
-    why, flat = "too few collectives, or all of one size", "too few collectives, or time does not grow with size"
-    note = "transfer = latency x logical steps + bytes sent / bandwidth, fitted to the job's own collectives."
-    if hardware is not None:
-        note += f" {hardware.name}: {hardware.inside.gb_s:g} GB/s within a node, {hardware.outside.gb_s:g} GB/s between nodes."
-    return Table("Links", frame, columns, note, 6, {"latency": why, "bandwidth": flat, "residual": why})

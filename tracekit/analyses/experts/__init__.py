@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pandas as pd
 
 from tracekit.analyses import _thresholds as thresholds
-from tracekit.analyses.experts.load import Load, of_exchanges, of_layer
+from tracekit.analyses.experts.load import LAYERS, Load, of_exchanges, of_layer
 from tracekit.analyses.experts.rows import exchanged, recorded
 from tracekit.findings import Finding, Heatmap, Section, Table
 from tracekit.job.model import Job
@@ -47,14 +48,14 @@ class Experts:
         by_rank, by_expert = [load.tokens_by_rank for load in self.loads], [load.tokens_by_expert for load in self.loads]
         charts = [chart for chart in (self._heatmap("rank", by_rank), self._heatmap("expert", by_expert)) if chart is not None]
         notes = [f"{note[0].upper()}{note[1:]}." for note in self.notes]
-        return [Section("Experts", " ".join([lead, *notes]), (*charts, self._table()))]
+        return [Section("Experts", " ".join([lead, *notes]), (*charts, Table.of("Layers", LAYERS, self._rows)))]
 
     def json(self) -> dict[str, Any]:
         """``experts``: one entry a layer; null, with the reason, where none is known."""
         if not self.loads:
             return {"not_measured": {"experts": self.reason}}
         said = {"not_measured": {"experts": "; ".join(self.notes)}} if self.notes else {}
-        return {"experts": [load.record() for load in self.loads], **said}
+        return {"experts": LAYERS.records(self._rows), **said}
 
     def _imbalance(self) -> list[Finding]:
         uneven = [(load.telling, load) for load in self.loads if load.telling is not None]
@@ -112,25 +113,11 @@ class Experts:
         shown = [str(column) for column in columns]
         return Heatmap(f"Tokens by layer and {what}", shown, names, values, "tokens", x_title=what, note="Summed over all recorded steps.")
 
-    def _table(self) -> Table:
-        frame = pd.DataFrame(
-            {
-                "layer": [load.layer.name or f"group {load.group}" for load in self.loads],
-                "imbalance": [load.imbalance for load in self.loads],
-                "mean": [load.mean_imbalance for load in self.loads],
-                "experts": [load.expert_imbalance for load in self.loads],
-                "dropped": [load.dropped_share for load in self.loads],
-            }
-        ).astype({"imbalance": "float64", "mean": "float64", "experts": "float64", "dropped": "float64"})
-        headings = {
-            "layer": "Layer",
-            "imbalance": "Most / mean of the ranks",
-            "mean": "The same a step, mean",
-            "experts": "Most / mean of the experts",
-            "dropped": "Dropped [share]",
-        }
-        why = "not recorded: not_measured in the JSON has the reason"
-        return Table("Layers", frame, headings, missing=dict.fromkeys(list(headings)[1:], why))
+    @cached_property
+    def _rows(self) -> pd.DataFrame:
+        """Table LAYERS."""
+        rows = [load.row() for load in self.loads]
+        return LAYERS.frame({name: pd.Series([row[name] for row in rows], dtype=object) for name in LAYERS.names})
 
 
 def analyze(job: Job) -> Experts:

@@ -9,11 +9,41 @@ import pandas as pd
 
 from tracekit.analyses.experts.rows import Layer
 from tracekit.job.model import Job
+from tracekit.schema import Column, table
 from tracekit.units import NULL
 
 _EVEN = "every exchange gives all ranks the same number of rows: they may be padded, and then do not tell the tokens"
 _PARTLY = "not all ranks that hold the layer's experts were read"
 _PADDED = "the exchange is padded, and not all ranks that send to these experts were read"
+
+
+_WHY = "not recorded: not_measured in the JSON has the reason"
+LAYERS = table(
+    "experts",
+    Column("label", "str", "", "the layer, or the process group", "Layer"),
+    Column("layer", "str", "", "name of the layer", "", "layer", "the exchanges of a group are taken together"),
+    Column("group", "str", "", "id of the process group whose layers are taken together", "", "group", "the manifests name the layer"),
+    Column("axis", "str", "", "mesh axis of that group", "", "axis", "the manifests name the layer"),
+    Column("load_from", "str", "", "`manifest`, `exchanges`", "", "load_from"),
+    Column("experts", "object", "", "experts of the layer", "", "experts"),
+    Column("top_k", "object", "", "choices a token", "", "top_k"),
+    Column("capacity", "object", "", "most tokens of one rank for one expert; `null`: no limit, or not known", "", "capacity"),
+    Column("padded", "object", "", "exchanges are filled up to the capacity", "", "padded"),
+    Column("steps", "int64", "", "recorded steps", "", "steps"),
+    Column("tokens_by_rank", "object", "", "tokens that each rank's experts received", "", "tokens_by_rank"),
+    Column("tokens_by_expert", "object", "", "tokens that each expert received", "", "tokens_by_expert"),
+    Column("received_bytes_by_rank", "object", "bytes", "what the exchanges brought; `null` by manifests", "", "received_bytes_by_rank"),
+    Column("imbalance", "float64", "", "most / mean of the ranks (of bytes where tokens are not known)", "Most / mean of the ranks",
+           "imbalance", _WHY),
+    Column("mean_imbalance", "float64", "", "the same of each step, of exchanges of each one, on average", "The same a step, mean",
+           "mean_imbalance", _WHY),
+    Column("expert_imbalance", "float64", "", "most / mean of the experts", "Most / mean of the experts", "expert_imbalance", _WHY),
+    Column("worst_step", "object", "", "`step`, `rank` and `imbalance` of the most uneven step", "", "worst_step"),
+    Column("routed_tokens", "object", "", "choices of all ranks that were kept", "", "routed_tokens"),
+    Column("dropped_tokens", "object", "", "choices that were beyond the capacity", "", "dropped_tokens"),
+    Column("dropped_share", "float64", "share", "dropped / (routed + dropped)", "Dropped", "dropped_share", _WHY),
+    Column("not_measured", "object", "", "key -> why it is `null`", "", "not_measured"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -53,13 +83,14 @@ class Load:
         """The imbalance that costs time: of the sums of a layer; where layers are not known apart, of the mean exchange."""
         return self.imbalance if self.layer.name else self.mean_imbalance
 
-    def record(self) -> dict[str, Any]:
-        """The entry in the JSON."""
+    def row(self) -> dict[str, Any]:
+        """The row of table LAYERS."""
         layer, worst = self.layer, self.worst
         return {
-            "layer": layer.name or None,
-            "group": self.group or None,
-            "axis": self.axis or None,
+            "label": layer.name or f"group {self.group}",
+            "layer": layer.name,
+            "group": self.group,
+            "axis": self.axis,
             "load_from": "manifest" if layer.name else "exchanges",
             "experts": layer.experts,
             "top_k": layer.top_k,

@@ -10,17 +10,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import pandas as pd
 
+from tracekit.analyses._common import once
 from tracekit.analyses.memory.findings import category_label, findings
-from tracekit.analyses.memory.rows import RankMemory, main_devices, record, rows_of
+from tracekit.analyses.memory.rows import RankMemory, main_devices, rows_of
+from tracekit.analyses.memory.table import MEMORY, SHOWN, frame_of
 from tracekit.analyses.memory.units import lifecycle_sections
 from tracekit.findings import Chart, Finding, Section, StackedArea, StackedBars, Table, Treemap
 from tracekit.job.activity import Activity
 from tracekit.job.model import Job
 from tracekit.memory.summary import DeviceMemory, of_trace
 from tracekit.notes import text_note
+from tracekit.schema import Column, table
 from tracekit.trace.steps import find_steps
 from tracekit.units import NS_PER_US, NULL
 from tracekit.vocabulary import CATEGORIES
@@ -36,6 +37,15 @@ _SOURCES = {
     "events": "owners by enclosing operators and annotations, and by lifetime",
     "timeline": "categories as torch's memory timeline has them",
 }
+OWNERS = table(
+    "owners_at_the_peak",
+    Column("category", "str", "", "category of memory", "Category"),
+    Column("unit", "str", "", "unit of the model", "Unit"),
+    Column("name", "str", "", "parameter, bucket or place", "Name"),
+    Column("bytes", "int64", "bytes", "size", "Size"),
+    Column("share", "float64", "share", "of the peak", "Of the peak"),
+    Column("blocks", "int64", "", "blocks of memory", "Blocks"),
+)
 
 
 def reduce(activity: Activity) -> list[DeviceMemory] | None:
@@ -81,9 +91,10 @@ class Memory:
         """``memory``: one entry a rank and device; null, with the reason, where nothing was recorded."""
         if not self.rows:
             return {"not_measured": {"memory": "the traces hold no memory events (profile_memory=True), and there is no memory snapshot"}}
-        return {"memory": [record(row) for row in self.rows]}
+        return {"memory": MEMORY.records(frame_of(self.rows))}
 
 
+@once
 def analyze(job: Job) -> Memory:
     """Bring together what is known of the memory of every rank."""
     kinds = [[unit for unit in window.manifest.units if unit.kind in ("fsdp1", "fsdp2")] for window in job.windows if window.manifest]
@@ -136,64 +147,18 @@ def _tree(row: RankMemory) -> Treemap:
 
 def _owners(row: RankMemory) -> Table:
     holdings, peak = row.memory.holdings, row.memory.peak or 1
-    frame = pd.DataFrame(
+    frame = OWNERS.frame(
         {
             "category": [category_label(h.category) for h in holdings],
             "unit": [h.unit for h in holdings],
             "name": [h.name for h in holdings],
-            "bytes": np.array([h.bytes for h in holdings], np.int64),
+            "bytes": [h.bytes for h in holdings],
             "share": [h.bytes / peak for h in holdings],
-            "blocks": np.array([h.blocks for h in holdings], np.int64),
+            "blocks": [h.blocks for h in holdings],
         }
     )
-    columns = {"category": "Category", "unit": "Unit", "name": "Name", "bytes": "Size [bytes]", "share": "Of the peak [share]"}
-    columns["blocks"] = "Blocks"
-    return Table(f"Who owns the peak of {row.label}", frame, columns, preview=8)
+    return Table.of(f"Who owns the peak of {row.label}", OWNERS, frame, preview=8)
 
 
 def _table(rows: list[RankMemory]) -> Table:
-    memory = [row.memory for row in rows]
-
-    def known(values: list[int | None]) -> npt.NDArray[np.int64]:
-        return np.array([NULL if value is None else value for value in values], np.int64)
-
-    fragments = [m.fragmentation for m in memory]
-    frame = pd.DataFrame(
-        {
-            "rank": [row.rank for row in rows],
-            "device": [m.device for m in memory],
-            "peak": known([m.peak for m in memory]),
-            "step": known([m.peak_step for m in memory]),
-            "phase": [m.peak_phase for m in memory],
-            "unit": [m.peak_unit for m in memory],
-            "start": known([m.start for m in memory]),
-            "end": known([m.end for m in memory]),
-            "reserved": known([m.reserved_peak for m in memory]),
-            "unused": [np.nan if f is None else f.share for f in fragments],
-            "largest": known([None if f is None or f.largest == NULL else f.largest for f in fragments]),
-            "source": [m.source for m in memory],
-        }
-    )
-    columns = {
-        "rank": "Rank",
-        "device": "Device",
-        "peak": "Peak [bytes]",
-        "step": "Step",
-        "phase": "Phase",
-        "unit": "Unit",
-        "start": "Start [bytes]",
-        "end": "End [bytes]",
-        "reserved": "Reserved, most [bytes]",
-        "unused": "Unused at the peak [share]",
-        "largest": "Largest free piece [bytes]",
-        "source": "Source",
-    }
-    missing = {
-        "peak": "the history was not recorded",
-        "step": "the trace marks no step there",
-        "start": "the history was not recorded",
-        "reserved": "the allocator's reserved memory is not recorded",
-        "unused": "the allocator's reserved memory is not recorded",
-        "largest": "only a memory snapshot tells it",
-    }
-    return Table("Every rank and device", frame, columns, missing=missing)
+    return Table.of("Every rank and device", MEMORY, frame_of(rows), SHOWN)

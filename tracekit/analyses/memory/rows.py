@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tracekit.job.model import Job
 from tracekit.memory.lifecycle import UnitSpan
-from tracekit.memory.peak import OTHERS, Holding
 from tracekit.memory.summary import DeviceMemory
 from tracekit.units import NULL
 
-#: Lines of ``units`` in the JSON.
-MOST_UNITS = 100
 #: Better knowledge first. A snapshot without a history knows no peak and comes last.
 _SOURCES = ("manifest+events", "manifest+snapshot", "snapshot", "events", "timeline")
 
@@ -82,88 +78,3 @@ def main_devices(rows: Sequence[RankMemory]) -> list[RankMemory]:
         if row.memory.peak is not None and (row.rank not in best or row.memory.peak > (best[row.rank].memory.peak or 0)):
             best[row.rank] = row
     return [best[rank] for rank in sorted(best)]
-
-
-def record(row: RankMemory) -> dict[str, Any]:
-    """A row of the JSON."""
-    memory = row.memory
-    fragments = memory.fragmentation
-    return {
-        "rank": row.rank,
-        "device": memory.device or None,
-        "peak_bytes": memory.peak,
-        "peak_time_unix_ns": memory.peak_ns,
-        "peak_step": memory.peak_step,
-        "peak_phase": memory.peak_phase or None,
-        "peak_unit": memory.peak_unit or None,
-        "reserved_peak_bytes": memory.reserved_peak,
-        "start_bytes": memory.start,
-        "end_bytes": memory.end,
-        "reserved_end_bytes": memory.reserved_end,
-        "recorded_peak_bytes": memory.recorded_peak,
-        "lower_bound": memory.least,
-        "categories": memory.categories or None,
-        "units": units(memory.holdings),
-        "steps": [{"step": step.step, "peak_bytes": step.bytes, "peak_time_unix_ns": step.time_ns} for step in memory.steps],
-        "fragmentation": None
-        if fragments is None
-        else {
-            "reserved_bytes": fragments.reserved,
-            "active_bytes": fragments.active,
-            "free_bytes": fragments.free,
-            "private_pool_free_bytes": fragments.private,
-            "largest_free_bytes": fragments.largest,
-            "share": fragments.share,
-        },
-        "reserved_end_by_pool": memory.pools or None,
-        "out_of_memory": [
-            {
-                "time_unix_ns": failure.time_ns,
-                "requested_bytes": failure.requested,
-                "device_free_bytes": failure.free,
-                "allocated_bytes": failure.allocated,
-                "reserved_bytes": failure.reserved,
-                "largest_free_bytes": failure.largest,
-                "frame": failure.frame or None,
-                "reason": failure.reason(),
-            }
-            for failure in memory.failures
-        ],
-        **_lifecycle(memory),
-        "source": memory.source,
-        "notes": memory.notes,
-    }
-
-
-def _lifecycle(memory: DeviceMemory) -> dict[str, Any]:
-    """How many sharded units were full at one time, and each stretch in which one was."""
-    found = memory.lifecycle
-    if found is None or not found.spans:
-        return {"gathered_at_once": None, "unit_lifecycle": []}
-    spans = [
-        {
-            "unit": span.unit,
-            "state": span.state,
-            "step": span.step,
-            "phase": span.phase or None,
-            "start_unix_ns": span.start_ns,
-            "end_unix_ns": span.end_ns,
-            "bytes": span.bytes,
-        }
-        for span in found.spans
-    ]
-    return {"gathered_at_once": {"units": found.most_units, "bytes": found.most_bytes}, "unit_lifecycle": spans}
-
-
-def units(holdings: Sequence[Holding]) -> list[dict[str, Any]]:
-    """Bytes by category and unit, or name where no unit is known; the largest first, the small ones added up."""
-    amounts: dict[tuple[str, str], int] = {}
-    for holding in holdings:
-        key = (holding.unit or holding.name, holding.category)
-        amounts[key] = amounts.get(key, 0) + holding.bytes
-    order = sorted(amounts.items(), key=lambda item: (item[0][0] == OTHERS, -item[1]))
-    rest: dict[str, int] = {}
-    for (_, category), amount in order[MOST_UNITS:]:
-        rest[category] = rest.get(category, 0) + amount
-    rows = [{"name": name or None, "category": category, "bytes": amount} for (name, category), amount in order[:MOST_UNITS]]
-    return [*rows, *({"name": OTHERS, "category": category, "bytes": amount} for category, amount in rest.items())]

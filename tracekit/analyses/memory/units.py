@@ -8,7 +8,18 @@ import pandas as pd
 from tracekit.analyses.memory.rows import RankMemory
 from tracekit.findings import Section, Table, Timeline
 from tracekit.memory.lifecycle import UnitSpan
+from tracekit.schema import Column, table
 from tracekit.units import NS_PER_US, NULL, format_bytes, plural
+
+UNITS = table(
+    "sharded_units",
+    Column("unit", "str", "", "name of the unit", "Unit"),
+    Column("state", "str", "", "full parameters or full gradient", "State"),
+    Column("phase", "str", "", "phase in which it began", "Began in", "", "outside of every phase"),
+    Column("times", "int64", "", "how often", "Times"),
+    Column("bytes", "int64", "bytes", "most bytes", "Size"),
+    Column("length_ns", "float64", "ns", "mean length", "Mean length", "", "the recording ends before it"),
+)
 
 
 def lifecycle_sections(row: RankMemory) -> list[Section]:
@@ -49,10 +60,9 @@ def _table(spans: list[UnitSpan]) -> Table:
             "state": [span.state for span in spans],
             "phase": [span.phase for span in spans],
             "bytes": [span.bytes for span in spans],
-            "us": [np.nan if span.end_ns == NULL else (span.end_ns - span.start_ns) / NS_PER_US for span in spans],
+            "length_ns": [np.nan if span.end_ns == NULL else span.end_ns - span.start_ns for span in spans],
         }
     )
     grouped = frame.groupby(["unit", "state", "phase"], sort=False)
-    shown = grouped.agg(times=("bytes", "size"), bytes=("bytes", "max"), us=("us", "mean")).reset_index()
-    columns = {"unit": "Unit", "state": "State", "phase": "Began in", "times": "Times", "bytes": "Size [bytes]", "us": "Mean length [us]"}
-    return Table("Every unit", shown, columns, missing={"us": "the recording ends before it", "phase": "outside of every phase"})
+    means = grouped.agg(times=("bytes", "size"), bytes=("bytes", "max"), length_ns=("length_ns", "mean")).reset_index()
+    return Table.of("Every unit", UNITS, means)

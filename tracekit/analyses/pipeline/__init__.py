@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from tracekit.analyses._common import once
 from tracekit.analyses.pipeline.figures import sections
 from tracekit.analyses.pipeline.findings import findings
 from tracekit.analyses.pipeline.ranges import Pieces, find
@@ -129,6 +130,7 @@ def _by_number(stages: list[dict[str, Any]], key: str) -> dict[int, int] | None:
     return None if None in counts.values() else counts
 
 
+@once
 def analyze(job: Job) -> Pipeline:
     """Join the pieces of pipeline work of all ranks."""
     axis = axis_of(job)
