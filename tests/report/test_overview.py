@@ -2,6 +2,7 @@ import pytest
 
 from tests.report.example import Given, breakdown, job, with_means
 from tracekit.mesh.mesh import Mesh
+from tracekit.notes import text_note
 from tracekit.report.document import document
 from tracekit.report.overview import Fact, answer, facts, numbers, percent
 from tracekit.trace.clock import Clock
@@ -52,7 +53,7 @@ def test_facts_of_a_whole_job() -> None:
 
 
 def test_facts_of_a_job_of_which_much_is_unknown() -> None:
-    clock = Clock(False, {}, None, "two hosts")
+    clock = Clock(False, {}, None, text_note("two hosts"))
     found = by_label(world_size=4, missing_ranks=[2, 3], device="", backend="", steps=[], mesh=Mesh([], {}, "none"), clock=clock)
     assert found["Missing"] == Fact("Missing", "2–3", "their waits and work are not in any figure here", warns=True)
     assert (found["Ranks"].value, found["Mesh"].value, found["Steps"].value) == ("2 of 4", "not known", "none marked")
