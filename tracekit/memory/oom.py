@@ -41,7 +41,7 @@ class OutOfMemory:
         unused = self.reserved - self.allocated
         held = f"of {format_bytes(self.reserved)} reserved, {format_bytes(self.allocated)} were allocated"
         if self.largest != NULL and unused >= self.requested > self.largest:
-            return f"{asked}; {left}; {held}: the rest is enough, but in ownership of at most {format_bytes(self.largest)} (fragmentation)"
+            return f"{asked}; {left}; {held}: the rest is enough, but in pieces of at most {format_bytes(self.largest)} (fragmentation)"
         if self.largest != NULL:
             return f"{asked}; {left}; {held}, the largest free piece was {format_bytes(self.largest)}"
         return f"{asked}; {left}; {held}"
