@@ -41,7 +41,20 @@ def examples() -> Iterator[tuple[str, list[str]]]:
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         for line in re.findall(r"^\$? *tracekit ((?:simulate|estimate) [^#\n]*)", page.read_text(encoding="utf-8"), re.MULTILINE):
             seen.add(line.strip())
-    for name in ("collectives", "fsdp", "zero", "tensor-parallel", "pipeline", "context-parallel", "experts", "mesh", "precision"):
+    for name in (
+        "collectives",
+        "fsdp",
+        "zero",
+        "tensor-parallel",
+        "pipeline",
+        "context-parallel",
+        "experts",
+        "mesh",
+        "hybrid",
+        "sampler",
+        "batch",
+        "precision",
+    ):
         seen.add(f"simulate {name}")
     for text in sorted(seen):
         yield re.sub(r"[^a-z0-9]+", "_", text.lower())[:100], shlex.split(text)

@@ -48,7 +48,16 @@ def test_the_worked_example_of_two_linear_layers():
 
 def test_the_tutorial_shows_every_step():
     titles = [moment.title for moment in run(Arguments(example="tutorial", version="1")).moments]
-    assert titles == [
+    life = [title.removeprefix("FSDP1, a unit for each layer: ") for title in titles if title.startswith("FSDP1, a unit")]
+    assert [title for title in life if "layer 1" in title and (": layer" not in title or "freed" in title)] == [
+        "forward: all-gather of layer 1",
+        "forward: layer 1 freed",
+        "backward: all-gather of layer 1",
+        "backward: flat gradient of layer 1",
+        "backward: layer 1 freed",
+        "backward: reduce-scatter of layer 1",
+    ]
+    assert titles[: -len(life)] == [
         "after init",
         "batch",
         "forward: all-gather of model",
@@ -63,6 +72,18 @@ def test_the_tutorial_shows_every_step():
         "optimizer: Adam on the shards",
         "between steps",
     ]
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_the_tutorial_shows_the_life_cycle_of_two_units(version):
+    """Each is gathered, computes, is freed, gathered again, computes gradients, is freed and reduced; the other comes in between."""
+    frame = table(run(Arguments(example="tutorial", version=version)), f"FSDP{version}: life cycle of the units")
+    main = frame[frame["event"].str.startswith(("all-gather", "computes", "reshard", "reduce-scatter"))]
+    cycle = ["all-gather", "computes", "reshard", "all-gather again", "computes gradients", "reshard", "reduce-scatter"]
+    for unit in ("layer 1", "layer 2"):
+        assert [event.split(":")[0].split(" of")[0] for event in main[main["unit"] == unit]["event"]] == cycle
+    assert set(frame[frame["event"] == "computes"]["gathered"]) == {"layer 1", "layer 2"}
+    assert frame["gathered"].iloc[-1] == "none"
 
 
 def calls(version, **arguments):

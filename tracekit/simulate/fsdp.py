@@ -34,7 +34,11 @@ _YES, _TYPES = ("yes", "no"), (2, 4, 8)
 class Arguments:
     """What can be chosen."""
 
-    example: str = option("none", "tutorial: two linear layers 2x3 and 2x2 with biases as one unit on 2 ranks.", ("none", "tutorial"))
+    example: str = option(
+        "none",
+        "tutorial: linear layers 2x3 and 2x2 with biases on 2 ranks, as one unit; then a unit for each layer.",
+        ("none", "tutorial"),
+    )
     version: str = option(
         "both", "1: flat parameter (FullyShardedDataParallel); 2: shards of single parameters (fully_shard).", ("1", "2", "both")
     )
@@ -69,7 +73,9 @@ def run(arguments: Arguments) -> Experiment:
     chosen = _with_example(arguments)
     model = _model(chosen)
     runs = [_train(chosen, model, strategy) for strategy in FSDP if chosen.version in ("both", strategy.key)]
+    life = [_train(replace(chosen, units="layer"), model, run.sharding.strategy) for run in runs] if chosen.example == "tutorial" else []
     found = [one for run in runs for one in checks(run)]
+    found += [replace(one, quantity=f"{one.quantity}, a unit for each layer") for run in life for one in checks(run)]
     return Experiment(
         name="fsdp",
         title=TITLE,
@@ -77,8 +83,8 @@ def run(arguments: Arguments) -> Experiment:
         "moved and joined; bytes are counted from them.",
         arguments=values(chosen),
         verdict=_verdict(runs, all(one.holds for one in found)),
-        tables=tables(runs),
-        moments=named_moments(runs, " "),
+        tables=tables(runs, life),
+        moments=[*named_moments(runs, " "), *named_moments(life, ", a unit for each layer: ", always=True)],
         checks=found,
         calls=runs[0].calls if len(runs) == 1 else (),
         notes=_notes(chosen),
@@ -156,6 +162,8 @@ def _notes(arguments: Arguments) -> list[str]:
         "Operations run one after the other, and buffers live as long as torch 2.13 keeps them. Not counted: temporary tensors inside an "
         "operator, Adam's step counters, and what the names of a training loop keep alive (target, output, loss).",
     ]
+    if arguments.example == "tutorial":
+        notes.append("Tables of shards, elements and bytes are of the model as one unit; the life cycles, of a unit for each layer.")
     if arguments.version == "both":
         notes.append("With one --version alone, the collectives of a step are listed as a recording of it shows them.")
     if arguments.replicas > 1:

@@ -22,6 +22,9 @@ EXPERIMENTS = {
     "context-parallel": "Attention over a cut sequence: gathered keys and values, a ring with online softmax, Ulysses.",
     "experts": "Routing, capacity, dispatch and combine of a mixture of experts over ranks.",
     "mesh": "Rank and coordinate, the groups of every axis, and which of them cross nodes.",
+    "hybrid": "What every axis of a hybrid job sends in one micro-batch: kinds, calls, bytes, nodes crossed.",
+    "sampler": "Which rank sees which samples: shuffling, padding, epochs, as torch's DistributedSampler deals them out.",
+    "batch": "Fixed global against fixed local batch: what grows with the ranks, and whether the gradient stays the same.",
     "precision": "Range and rounding of number formats, loss scaling, and sums in 16 against 32 bits.",
 }
 

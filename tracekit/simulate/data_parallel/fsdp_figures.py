@@ -20,8 +20,8 @@ from tracekit.simulate.tables import Columns, collectives_table, live_table, pea
 MOST_ELEMENTS, MOST_PRINTED, MOST_PRINTED_RANKS = 256, 20, 8
 
 
-def tables(runs: Sequence[StrategyRun]) -> list[Table]:
-    """All tables of the experiment, in reading order."""
+def tables(runs: Sequence[StrategyRun], life: Sequence[StrategyRun]) -> list[Table]:
+    """All tables of the experiment, in reading order; ``life``: runs whose units' life cycles are shown in the place of theirs."""
     return [
         _shards(runs),
         *(_flat_parameter(run) if run.sharding.strategy.layout == "flat" else _single_parameters(run) for run in runs),
@@ -29,6 +29,7 @@ def tables(runs: Sequence[StrategyRun]) -> list[Table]:
         peak_table({run.name: run.moments for run in runs}),
         *(live_table(run.name, run.moments, printed=True) for run in runs),
         collectives_table({run.name: run.calls for run in runs}, runs[0].world, runs[0].sharding.replicas),
+        *(life_cycle(run, printed=len(run.sharding.units) > 1) for run in (life if life else runs)),
     ]
 
 
@@ -125,6 +126,54 @@ def _single_parameters(run: StrategyRun) -> Table:
     }
     note = "Shard(0): ceil(rows / ranks) rows are stored on every rank, also where fewer or none are left."
     return table(f"{run.name}: each parameter by itself", columns, note)
+
+
+#: Event -> what it is for a unit.
+_LIFE = {
+    "gather_flat": "all-gather",
+    "gather_rows": "all-gather",
+    "gather_alone": "copy of its only shard",
+    "copy_out": "copied out of the buffer",
+    "forward": "computes",
+    "free": "reshard: gathered parameters freed",
+    "backward": "computes gradients",
+    "join": "gradients joined to one",
+    "lay_out": "gradients laid out for the reduce-scatter",
+    "scatter": "reduce-scatter of its gradients",
+    "scatter_in_replica": "reduce-scatter of its gradients",
+    "all_reduce_replicas": "all-reduce between replicas",
+}
+
+
+def life_cycle(run: StrategyRun, printed: bool = False) -> Table:
+    """One row an event of a unit, in order: gather, compute, reshard, gather again, reduce-scatter."""
+    seen: set[str] = set()
+    there: list[str] = []
+    what, gathered = [], []
+    for each in run.journal:
+        text = _LIFE[each.event]
+        if each.event.startswith("gather_"):
+            text += " again" if each.unit in seen else ""
+            seen.add(each.unit)
+            there.append(each.unit)
+        elif each.event == "free":
+            there.remove(each.unit)
+        what.append(text)
+        gathered.append(", ".join(sorted(there)) or "none")
+    cells = [run.moments[each.moment].holds[0] for each in run.journal]
+    full = [sum(cell.bytes for cell in held if cell.label.startswith("full ")) for held in cells]
+    columns: Columns = {
+        "number": ("No.", range(1, len(what) + 1)),
+        "phase": ("Phase", [each.phase for each in run.journal]),
+        "unit": ("Unit", [each.unit for each in run.journal]),
+        "event": ("What happens to it", what),
+        "gathered": ("Gathered, or on the way, then", gathered),
+        "gathered_bytes": ("Gathered parameters of rank 0 [B]", full),
+        "live_bytes": ("All that rank 0 holds [B]", [run.moments[each.moment].live_bytes(0) for each in run.journal]),
+    }
+    units = len(run.sharding.units)
+    note = f"{units} unit{'s' if units > 1 else ''}. Between its events a unit is its shard alone: that stays on every rank all the time."
+    return table(f"{run.name}: life cycle of the units", columns, note, shown=None if printed else 0)
 
 
 def _elements(runs: Sequence[StrategyRun]) -> Table:

@@ -9,6 +9,7 @@ import numpy as np
 
 from tracekit.simulate.data_parallel.model import Adam, LinearStack, Trained, Values, batches, largest_error, train_in_one_process
 from tracekit.simulate.data_parallel.shards import Results
+from tracekit.simulate.data_parallel.store import UnitEvent
 from tracekit.simulate.data_parallel.strategies import Sharding
 from tracekit.simulate.data_parallel.training import Training
 from tracekit.simulate.experiment import Call, Check, Moment
@@ -28,12 +29,13 @@ _QUANTITIES = (
 
 @dataclass(frozen=True)
 class StrategyRun:
-    """What came out of one strategy: ``moments``, ``network``, ``local`` of the first step, ``results``, ``reference`` of every step."""
+    """What came out of one strategy: ``results``, ``reference`` of every step, the rest of the first."""
 
     sharding: Sharding
     model: LinearStack
     micro_batches: int
     moments: Sequence[Moment]
+    journal: Sequence[UnitEvent]
     network: Network
     local: Sequence[Values]
     results: Sequence[Results]
@@ -87,13 +89,14 @@ def train(model: LinearStack, sharding: Sharding, batch: int, micro_batches: int
         results.append(training.shards.results())
         training.shards.drop_gradients()
         if number == 1:
-            moments, network, local = tuple(training.holdings.moments), training.shards.network, training.local
+            moments, journal = tuple(training.holdings.moments), training.shards.journal
+            network, local = training.shards.network, training.local
         training.holdings.moments.clear()
-    return StrategyRun(sharding, model, micro_batches, moments, network, local, results, reference)
+    return StrategyRun(sharding, model, micro_batches, moments, journal, network, local, results, reference)
 
 
-def named_moments(runs: Sequence[StrategyRun], separator: str) -> list[Moment]:
-    """The moments of all runs, with the strategy in front of the title where several are shown."""
-    if len(runs) == 1:
+def named_moments(runs: Sequence[StrategyRun], separator: str, always: bool = False) -> list[Moment]:
+    """The moments of all runs, with the strategy in front of the title where several are shown (or ``always``)."""
+    if len(runs) == 1 and not always:
         return list(runs[0].moments)
     return [replace(moment, title=f"{run.name}{separator}{moment.title}") for run in runs for moment in run.moments]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,6 +12,15 @@ from tracekit.simulate.data_parallel.strategies import Sharding
 from tracekit.simulate.experiment import Cell
 from tracekit.simulate.holdings import Holdings
 from tracekit.simulate.virtual import Network
+
+
+class UnitEvent(NamedTuple):
+    """Something that happens to a unit: ``event`` as the narration names it, ``moment`` the index of the picture that shows it."""
+
+    phase: str
+    event: str
+    unit: str
+    moment: int
 
 
 class ShardStore:
@@ -31,6 +41,7 @@ class ShardStore:
         """Traffic is counted from 0 again."""
         self.network = Network(self.world)
         self._pictured = 0
+        self.journal: list[UnitEvent] = []
 
     def enter(self, phase: str, prefix: str) -> None:
         """Forward, backward or the optimizer begins; ``prefix`` says in which micro-batch."""
@@ -43,6 +54,8 @@ class ShardStore:
             messages = [message for _, message in self.network.messages[self._pictured :]]
             self._pictured = len(self.network.messages)
             self.holdings.record(title, text, messages, self.network.steps if messages else None)
+            if "unit" in words:
+                self.journal.append(UnitEvent(self.phase, event, str(words["unit"]), len(self.holdings.moments) - 1))
 
     def part(self, layout: ShardLayout, rank: int, owned: bool) -> tuple[slice, Sequence[Segment]]:
         """(where in the unit's vector, segments) of what ``rank`` owns, or of the whole, with padding where it is ever cut."""

@@ -73,7 +73,7 @@ class Training:
             for rank in self.ranks:
                 y = model.forward_layer(layer, self.shards.values(rank, unit.name), holdings.get(rank, f"h{layer}"))
                 self._put(rank, f"h{layer + 1}", y, "activation")
-            self.shards.picture("forward", layer=layer + 1, below=layer)
+            self.shards.picture("forward", unit=unit.name, layer=layer + 1, below=layer)
             if layer == unit.layers[-1] and unit.name not in self.sharding.kept:
                 self.shards.free(unit.name)
         self.shards.end_forward()
@@ -110,7 +110,7 @@ class Training:
             for name, gradient in gradients.items():
                 own = gradient / micro_batches
                 local[name] = local[name] + own if name in local else own
-        self.shards.picture("backward", layer=layer + 1)
+        self.shards.picture("backward", unit=unit.name, layer=layer + 1)
         for name in (f"h{layer + 1}", f"d h{layer + 1}", *(() if layer else ("h0",))):
             self.holdings.drop(name)
 
