@@ -143,7 +143,19 @@ def test_json_findings_and_tables() -> None:
     agreement = found.findings()[0]
     assert agreement.id == "comparison.agreement" and agreement.value == 1.0
     titles = [chart.title for section in found.sections() for chart in section.charts]
-    assert titles == ["Predicted and measured", "Links"]
+    assert titles[0].startswith("Memory of rank ") and titles[1:] == ["Predicted and measured", "Links"]
+
+
+def test_memory_over_one_step_has_the_peaks_of_both() -> None:
+    """Areas add up to the model's moments; the line's highest point is the measured peak, under the moment that is most like it."""
+    chart, found = compared("fsdp2_2").step, {each.quantity: each for each in lines("fsdp2_2", "memory.peak")}["memory.peak"]
+    assert chart is not None
+    predicted = [sum(values) for values in zip(*chart.series.values(), strict=True)]
+    measured = [each or 0 for each in chart.lines["measured"]]
+    assert max(predicted) == found.predicted and max(measured) == found.measured
+    ((peak, _),) = chart.marks
+    assert measured[min(range(len(chart.x)), key=lambda place: abs(chart.x[place] - peak))] == max(measured)
+    assert sorted(chart.x) == list(chart.x) and len(chart.x) == len(predicted) == len(measured)
 
 
 # A manifest that is not true ------------------------------------------------------------------------------------------

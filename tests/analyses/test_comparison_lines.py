@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from tests.analyses.made import Trace, job_of
 from tracekit import analyses
 from tracekit.analyses import comparison
 from tracekit.analyses.collectives.links import cost, links
+from tracekit.analyses.comparison.curve import moment_times, most_allocated
 from tracekit.analyses.comparison.implied import lines as implied
 from tracekit.analyses.comparison.predicted import Key, Prediction, Volume, predict
 from tracekit.analyses.comparison.rows import DIFFERS, MATCH, NOT_MEASURED, cause, line, traffic_lines
@@ -21,6 +23,7 @@ from tracekit.estimate.hardware import HARDWARE
 from tracekit.job.load import LoadOptions, load_job
 from tracekit.job.model import Job
 from tracekit.manifest import Axis, Batch, Manifest, Precision
+from tracekit.memory.summary import Curve
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
 MODEL = {"architecture": "transformer", "layers": 2, "hidden": 16, "heads": 2, "ffn": 32, "vocabulary": 40, "sequence": 8}
@@ -265,3 +268,10 @@ def test_hardware_is_recognised_by_a_word_of_its_name() -> None:
     for name, preset in known.items():
         assert comparison.hardware_of(name) == HARDWARE[preset]
     assert comparison.hardware_of("CPU") is None and comparison.hardware_of("") is None
+
+
+def test_moments_of_the_model_stand_evenly_around_the_peak() -> None:
+    assert moment_times(5, 2, (0, 100), 40).tolist() == [0, 20, 40, 60, 80]
+    assert moment_times(3, 0, (0, 90), 0).tolist() == [0, 30, 60]
+    curve = Curve(np.array([0, 10, 25, 41, 99]), np.array([5, 9, 2, 7, 1]), np.array([], np.int64), {})
+    assert most_allocated(curve, np.array([0, 20, 40, 60, 80]), 100).tolist() == [9, 9, 7, 7, 7]

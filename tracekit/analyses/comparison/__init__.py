@@ -18,6 +18,7 @@ from tracekit.analyses import memory as memory_analysis
 from tracekit.analyses import pipeline
 from tracekit.analyses.collectives.links import Link, links
 from tracekit.analyses.comparison import implied as implied
+from tracekit.analyses.comparison.curve import over_one_step
 from tracekit.analyses.comparison.memory import memory_lines
 from tracekit.analyses.comparison.predicted import Key, Prediction, Volume, hardware_of, predict
 from tracekit.analyses.comparison.rows import DIFFERS, MATCH, NOT_MEASURED, SHARE, Line, line, traffic_lines
@@ -26,7 +27,7 @@ from tracekit.analyses.comparison.time import class_times, step_times
 from tracekit.analyses.memory.rows import main_devices
 from tracekit.estimate.hardware import Hardware
 from tracekit.estimate.pipeline import bubble_share
-from tracekit.findings import Finding, Section, Severity
+from tracekit.findings import Finding, Section, Severity, StackedArea
 from tracekit.job.model import Job
 from tracekit.units import format_bytes
 
@@ -38,20 +39,21 @@ _NO_MODEL = "the traces come without the recorder's manifests, and show no strat
 
 @dataclass(frozen=True)
 class Comparison:
-    """``lines`` in order of rank and quantity; ``links`` one an axis; ``problems``: why ranks were not predicted."""
+    """``lines`` in order of rank and quantity; ``links`` one an axis; ``problems``: why ranks were not predicted; ``step``: its memory."""
 
     lines: list[Line]
     links: list[Link]
     hardware: Hardware | None = None
     problems: list[str] = field(default_factory=list)
+    step: StackedArea | None = None
 
     def findings(self) -> list[Finding]:
         """How far the job is what the model says, and what differs most."""
         return [*_agreement(self.lines), *_differences(self.lines), *_peaks(self.lines), *_slow_links(self.links, self.hardware)]
 
     def sections(self) -> list[Section]:
-        """The comparison as a table, and the links."""
-        charts = [t for t in (lines_table(self.lines), links_table(self.links, self.hardware)) if t is not None]
+        """Memory over one step, the comparison as a table, and the links."""
+        charts = [t for t in (self.step, lines_table(self.lines), links_table(self.links, self.hardware)) if t is not None]
         lead = "What the analytical model says of this job, beside what it did."
         return [Section("Predicted and measured", lead, tuple(charts))] if charts else []
 
@@ -86,7 +88,7 @@ def analyze(job: Job) -> Comparison:
     lines += step_times(job, predictions, hardware)
     if not predictions and not manifests:
         lines += implied.lines(job)
-    return Comparison(lines, axes, hardware, problems)
+    return Comparison(lines, axes, hardware, problems, over_one_step(job, predictions, memory))
 
 
 def measured_traffic(job: Job, rank: int) -> tuple[dict[Key, Volume], int]:
