@@ -7,7 +7,6 @@ import pytest
 from tracekit.errors import UsageError
 from tracekit.estimate import nccl
 from tracekit.estimate.communication import model_parallel
-from tracekit.estimate.data_traffic import data_parallel
 from tracekit.estimate.estimate import estimate, local_parameters
 from tracekit.estimate.hardware import HARDWARE, hardware, path_of
 from tracekit.estimate.parameters import Parameter
@@ -15,7 +14,7 @@ from tracekit.estimate.plan import IMPLEMENTATIONS, Batch, Implementation, MeshS
 from tracekit.estimate.recipe import RECIPES
 from tracekit.estimate.shape import ModelShape
 from tracekit.estimate.time import collective_seconds
-from tracekit.estimate.traffic import Traffic, axis_name, sent_bytes
+from tracekit.estimate.traffic import Traffic, axis_name, data_parallel, sent_bytes
 
 SHAPE = ModelShape(layers=2, hidden=64, heads=4, kv_heads=2, ffn=160, vocabulary=500, sequence=32, gated=True)
 MOE = replace(SHAPE, experts=8, top_k=2, expert_ffn=48)

@@ -10,7 +10,6 @@ from tracekit.collectives.cost import ALGORITHMS, logical_steps, seconds
 from tracekit.collectives.semantics import sent_bytes as sent_of_operations
 from tracekit.estimate import nccl
 from tracekit.estimate.activations import Activations
-from tracekit.estimate.data_traffic import data_parallel
 from tracekit.estimate.estimate import chunk_activations, estimate, local_parameters
 from tracekit.estimate.hardware import hardware
 from tracekit.estimate.memory import rank_memory
@@ -20,7 +19,7 @@ from tracekit.estimate.plan import STRATEGIES, Batch, MeshSizes, Plan, Strategy
 from tracekit.estimate.recipe import RECIPES
 from tracekit.estimate.shape import ModelShape, parameters
 from tracekit.estimate.timeline import CATEGORIES
-from tracekit.estimate.traffic import sent_bytes
+from tracekit.estimate.traffic import data_parallel, sent_bytes
 
 SMALL = ModelShape(layers=4, hidden=64, heads=4, kv_heads=2, ffn=160, vocabulary=500, sequence=32, gated=True)
 MOE = replace(SMALL, experts=8, top_k=2, expert_ffn=48, shared_experts=1, dense_layers=1)

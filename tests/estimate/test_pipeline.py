@@ -13,9 +13,9 @@ times = st.fractions(0, 10)
 
 
 def test_four_stages_and_eight_micro_batches():
-    assert pipeline.ideal_bubble_ratio(4, 8) == Fraction(3, 8)  # 0.375
+    assert pipeline.bubble_ratio("1f1b", 4, 8, 1, 1, 1) == Fraction(3, 8)  # 0.375
     assert pipeline.wall_bubble_share(4, 8) == Fraction(3, 11)  # 0.2727
-    assert pipeline.ideal_bubble_ratio(4, 8, 2) == Fraction(3, 16)
+    assert pipeline.bubble_ratio("interleaved_1f1b", 4, 8, 1, 1, 1, 2) == Fraction(3, 16)
     assert pipeline.in_flight("1f1b", 4, 8) == (4, 3, 2, 1)
     assert pipeline.in_flight("gpipe", 4, 8) == (8, 8, 8, 8)
     assert pipeline.in_flight("interleaved_1f1b", 4, 8, 2)[0] == 2 * 3 + 1 * 4 + 1
@@ -46,7 +46,7 @@ def test_ratio_and_share_of_1f1b_do_not_depend_on_the_times(p, m, f, b, w):
         assert pipeline.bubble_share("1f1b", p, m, f, b, w) == 0
         return
     ratio = pipeline.bubble_ratio("1f1b", p, m, f, b, w)
-    assert ratio == pipeline.ideal_bubble_ratio(p, m)
+    assert ratio == Fraction(p - 1, m)
     assert pipeline.bubble_share("1f1b", p, m, f, b, w) == pipeline.wall_bubble_share(p, m) == ratio / (1 + ratio)
 
 

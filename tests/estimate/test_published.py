@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.estimate.formulas import bytes_a_parameter, gpt_iteration_flops, gpt_parameters, palm_flops_a_token, training_seconds
 from tracekit.estimate import flops
 from tracekit.estimate.activations import checkpoint_bytes, layer_bytes, logits_bytes
 from tracekit.estimate.estimate import estimate
@@ -10,7 +11,7 @@ from tracekit.estimate.parameters import elements_of
 from tracekit.estimate.pipeline import bubble_ratio, bubble_share, in_flight
 from tracekit.estimate.plan import Batch, Implementation, MeshSizes, Plan, Strategy
 from tracekit.estimate.presets import preset
-from tracekit.estimate.recipe import RECIPES, bytes_a_parameter, deepspeed_estimate
+from tracekit.estimate.recipe import RECIPES, deepspeed_estimate
 from tracekit.estimate.saved import Saved, layer_saved
 from tracekit.estimate.shape import parameters
 
@@ -101,7 +102,7 @@ def test_attention_scores_and_selective_recomputation(model, term, saving):
 )
 def test_model_flops_utilization(model, gpus, batch, seconds, published):
     shape = preset(model)
-    total = flops.gpt_iteration_flops(batch, 2048, shape.layers, shape.hidden, 51200)
+    total = gpt_iteration_flops(batch, 2048, shape.layers, shape.hidden, 51200)
     mfu = 100 * (flops.utilization(total, seconds, gpus, 312e12) or 0)
     assert abs(mfu - published) <= 0.05 + mfu * 0.005 / seconds  # the published times are rounded to 10 ms
 
@@ -110,7 +111,7 @@ def test_model_flops_utilization(model, gpus, batch, seconds, published):
 def test_parameters_of_gpt(model, published):
     # PTD-P, arXiv:2104.04473, table 1 [billions]; the exact list has the last norm, 2h, beside the formula
     shape = preset(model)
-    formula = flops.gpt_parameters(shape.layers, shape.hidden, shape.vocabulary, shape.sequence)
+    formula = gpt_parameters(shape.layers, shape.hidden, shape.vocabulary, shape.sequence)
     assert rounds_to(formula / 1e9, published, 1)
     assert elements_of(parameters(shape)) == round(formula) + 2 * shape.hidden
 
@@ -135,7 +136,7 @@ def test_training_days():
     # PTD-P, section 5.1: GPT-3 with 300 billion tokens on 1,024 A100 at 140 TFLOP/s; 1T with 450 billion on 3,072 at 163
     for model, tokens, gpus, tflops, days in (("gpt3-175b", 300e9, 1024, 140, 34), ("megatron-1t", 450e9, 3072, 163, 84)):
         n = elements_of(parameters(preset(model)))
-        assert rounds_to(flops.training_seconds(tokens, n, gpus, tflops * 1e12) / 86_400, days, 0)
+        assert rounds_to(training_seconds(tokens, n, gpus, tflops * 1e12) / 86_400, days, 0)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +151,7 @@ def test_training_days():
 )
 def test_training_days_from_iterations(model, gpus, tflops, days):
     shape = preset(model)
-    iteration = flops.gpt_iteration_flops(1, 2048, shape.layers, shape.hidden, 51200, recompute=True)
+    iteration = gpt_iteration_flops(1, 2048, shape.layers, shape.hidden, 51200, recompute=True)
     found = iteration * 300e9 / 2048 / (gpus * tflops * 1e12) / 86_400
     assert abs(found - days) <= 0.5 + found * 0.5 / tflops  # TFLOP/s are given without decimals: 84.75 +- 0.28 for 84
 
@@ -159,7 +160,7 @@ def test_training_days_from_iterations(model, gpus, tflops, days):
 def test_iteration_of_megatron_turing(nodes, tflops, published):
     # MT-NLG, arXiv:2201.11990, section 2.3: seconds of an iteration of 1,920 sequences; TFLOP/s are given without decimals
     shape = preset("megatron-530b")
-    total = flops.gpt_iteration_flops(1920, 2048, shape.layers, shape.hidden, 51200, recompute=True)
+    total = gpt_iteration_flops(1920, 2048, shape.layers, shape.hidden, 51200, recompute=True)
     seconds = total / (nodes * 8 * tflops * 1e12)
     assert abs(seconds - published) <= 0.05 + seconds * 0.5 / tflops
 
@@ -174,7 +175,7 @@ def test_full_recomputation_keeps_one_input_a_layer():
 def test_utilization_of_palm():
     # PaLM, arXiv:2204.02311, section 4.1: 46.2 % with attention, 238.3 thousand tokens a second on 6,144 TPU v4 (275 TFLOP/s)
     shape = preset("palm-540b")
-    each = flops.palm_flops_a_token(540e9, shape.layers, shape.heads, shape.head_dim, shape.sequence)
+    each = palm_flops_a_token(540e9, shape.layers, shape.heads, shape.head_dim, shape.sequence)
     assert rounds_to(100 * (flops.utilization(each * 238.3e3, 1.0, 6144, 275e12) or 0), 46.2, 1)
 
 

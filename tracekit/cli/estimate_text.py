@@ -8,6 +8,7 @@ from typing import IO, TYPE_CHECKING
 from rich.text import Text
 
 from tracekit.cli.terminal import console, grid, print_grid, text
+from tracekit.estimate.notes import notes
 from tracekit.estimate.time import row_seconds
 from tracekit.estimate.timeline import CATEGORIES
 from tracekit.report.estimate import role_label, sentence
@@ -35,7 +36,7 @@ def print_estimate(result: Estimate, page: str | None, stream: IO[str]) -> None:
     _memory(out, result.roles, result.hardware.memory_bytes)
     _communication(out, result)
     _step(out, result)
-    for note in result.notes:
+    for note in notes(result):
         out.print(Text(f"- {visible(note)}", "dim"))
     if page is not None:
         out.print(Text(f"Page: {visible(page)}", "bold"), soft_wrap=True)

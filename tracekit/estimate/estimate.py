@@ -10,7 +10,6 @@ from tracekit.errors import UsageError
 from tracekit.estimate import flops
 from tracekit.estimate.activations import Activations, stage_activations
 from tracekit.estimate.communication import model_parallel
-from tracekit.estimate.data_traffic import data_parallel
 from tracekit.estimate.hardware import Hardware
 from tracekit.estimate.memory import RankMemory, rank_memory
 from tracekit.estimate.parameters import (
@@ -21,11 +20,11 @@ from tracekit.estimate.parameters import (
     stage_parameters,
     tensor_parallel,
 )
-from tracekit.estimate.pipeline import bubble_share, in_flight
+from tracekit.estimate.pipeline import bubble_share
 from tracekit.estimate.plan import Plan
 from tracekit.estimate.shape import ModelShape, parameters
 from tracekit.estimate.time import Assumptions, StageTime, StepTime, stage_time, step_time
-from tracekit.estimate.traffic import Traffic, merged
+from tracekit.estimate.traffic import Traffic, data_parallel, merged
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,6 @@ class Estimate:
     step: StepTime
     model_flops: float
     hardware_flops: float
-    notes: tuple[str, ...]
 
     @property
     def peak(self) -> Role:
@@ -159,7 +157,7 @@ def estimate(shape: ModelShape, plan: Plan, device: Hardware, how: Assumptions =
     model = flops.step_flops(shape, whole, tokens, plan.batch.causal)
     again = flops.recomputed_flops(shape, whole, tokens, plan.batch.causal, plan.batch.recompute)
     step = step_time([role.time for role in roles], plan)
-    return Estimate(shape, plan, device, how, elements_of(whole), roles, step, model, model + again, tuple(_notes(shape, plan, device)))
+    return Estimate(shape, plan, device, how, elements_of(whole), roles, step, model, model + again)
 
 
 def distinct_stages(shape: ModelShape, plan: Plan) -> list[tuple[str, tuple[int, ...]]]:
@@ -232,20 +230,3 @@ def estimate_parameters(
     traffic = data_parallel(held, plan)
     time = stage_time(traffic, plan, device, Assumptions(overlap=0.0), 0.0, 0.0, memory.state.total)
     return Role("only", (0,), elements_of(held), memory, tuple(traffic), time)
-
-
-def _notes(shape: ModelShape, plan: Plan, device: Hardware) -> list[str]:
-    """What the reader should know about the figures."""
-    mesh = plan.mesh
-    notes = []
-    if mesh.pp > 1:
-        counts = in_flight(plan.schedule, mesh.pp, plan.batch.micro_batches, plan.virtual_stages)
-        unit = "chunks" if plan.virtual_stages > 1 else "micro-batches"
-        notes.append(f"activations of {counts[0]} {unit} are in flight on the first stage, of {counts[-1]} on the last")
-        if shape.layers % (mesh.pp * plan.virtual_stages):
-            notes.append(f"{shape.layers} layers do not divide evenly over {mesh.pp * plan.virtual_stages} chunks: the first have one more")
-    if mesh.tp > device.per_node:
-        notes.append(f"tp={mesh.tp} leaves the node of {device.per_node} devices: its collectives run over the network")
-    if shape.experts:
-        notes.append("experts are taken to be balanced: with skewed routing a rank holds and sends more")
-    return notes

@@ -66,13 +66,8 @@ def check_schedule(schedule: str, p: int, m: int, v: int = 1) -> None:
         )
 
 
-def ideal_bubble_ratio(p: int, m: int, v: int = 1) -> Fraction:
-    """Bubble over ideal time of gpipe and 1f1b, (p-1)/m, and of interleaved_1f1b, (p-1)/(v m) (arXiv:2104.04473, section 2.2)."""
-    return Fraction(p - 1, v * m)
-
-
 def wall_bubble_share(p: int, m: int, v: int = 1) -> Fraction:
-    """Bubble over wall time of the same schedules, (p-1)/(v m + p-1): the ratio r of ``ideal_bubble_ratio`` as r/(1+r)."""
+    """Bubble over wall time of the same schedules, (p-1)/(v m + p-1) (arXiv:2104.04473, section 2.2)."""
     return Fraction(p - 1, v * m + p - 1)
 
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from fractions import Fraction
 
 from tracekit.errors import UsageError
 
@@ -100,16 +99,6 @@ def recipe(name: str, optimizer: str = "adamw") -> Recipe:
         raise UsageError(f"there is no optimizer called {optimizer!r}", f"choose one of {', '.join(OPTIMIZERS)}")
     chosen = RECIPES[name]
     return replace(chosen, moments=chosen.moments[: OPTIMIZERS[optimizer]])
-
-
-def bytes_a_parameter(chosen: Recipe, strategy: str, w: int) -> Fraction:
-    """Bytes a parameter of model state on each of ``w`` data-parallel ranks (ZeRO, arXiv:1910.02054, section 5; figure 1).
-
-    none, ddp P+G+O; zero1 P+G+O/w; zero2 P+(G+O)/w; zero3, fsdp1, fsdp2, hsdp (w its shard group) (P+G+O)/w. Without padding.
-    """
-    p, g, o = Fraction(chosen.parameter), Fraction(chosen.gradients), Fraction(chosen.optimizer_state)
-    shares = {"none": p + g + o, "ddp": p + g + o, "zero1": p + g + o / w, "zero2": p + (g + o) / w}
-    return shares.get(strategy, (p + g + o) / w)
 
 
 def deepspeed_estimate(

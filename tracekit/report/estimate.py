@@ -11,6 +11,7 @@ import pandas as pd
 from tracekit import __version__
 from tracekit.estimate.estimate import Estimate, Role
 from tracekit.estimate.fit import Candidate
+from tracekit.estimate.notes import notes
 from tracekit.estimate.timeline import CATEGORIES
 from tracekit.files import write_atomically
 from tracekit.findings import StackedBars, Table
@@ -136,7 +137,7 @@ def _content(result: Estimate) -> dict[str, Any]:
         _plot(time_chart(result), "c-time"),
         table_block(traffic_table(result), "t-traffic", elsewhere=_REST),
     ]
-    return {"title": result.shape.name, "sentence": sentence(result), "facts": facts, "blocks": blocks, "notes": list(result.notes)}
+    return {"title": result.shape.name, "sentence": sentence(result), "facts": facts, "blocks": blocks, "notes": notes(result)}
 
 
 def _memory_block(result: Estimate) -> dict[str, Any]:

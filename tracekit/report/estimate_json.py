@@ -11,6 +11,7 @@ from tracekit.collectives.cost import logical_steps
 from tracekit.estimate.estimate import Estimate, Role
 from tracekit.estimate.fit import Candidate
 from tracekit.estimate.hardware import Hardware
+from tracekit.estimate.notes import notes
 from tracekit.estimate.pipeline import in_flight
 from tracekit.estimate.plan import Plan
 from tracekit.estimate.time import algorithm_of, row_seconds
@@ -59,7 +60,7 @@ def document(result: Estimate) -> dict[str, Any]:
                 "optimizer_us": result.step.optimizer * _US,
             },
             "fits": result.fits,
-            "notes": list(result.notes),
+            "notes": notes(result),
         }
     )
     return found

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from tracekit.errors import UsageError
 from tracekit.estimate.communication import model_parallel
-from tracekit.estimate.data_traffic import data_parallel
 from tracekit.estimate.estimate import check, chunk_activations, estimate_parameters, local_parameters
 from tracekit.estimate.hardware import HARDWARE, Hardware
 from tracekit.estimate.memory import RankMemory, rank_memory
@@ -18,7 +17,7 @@ from tracekit.estimate.plan import Plan
 from tracekit.estimate.recorded import Recorded, parameters_of, recorded, routed_rows
 from tracekit.estimate.shape import ModelShape
 from tracekit.estimate.timeline import Moment
-from tracekit.estimate.traffic import Traffic, merged
+from tracekit.estimate.traffic import Traffic, data_parallel, merged
 from tracekit.manifest import Manifest
 
 #: No rank has as much memory, or sends as much in a step.
