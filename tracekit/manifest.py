@@ -179,6 +179,8 @@ class Manifest(msgspec.Struct, frozen=True):
 
     ``strategy`` is what the workload or the user calls the job, ``options`` are its settings: labels, from which nothing follows. ``plan``:
     what the program says of its strategy and implementation, in the keys of a plan file of ``tracekit estimate``; {} where it says nothing.
+    ``roles``: axis of ``mesh`` -> what the model uses it for: pp, dp_replicate, dp_shard, ep, cp or tp; an axis of which that is not known
+    is not in it.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -210,6 +212,7 @@ class Manifest(msgspec.Struct, frozen=True):
     calls: Calls = Calls()
     notes: list[str] = []
     plan: dict[str, Any] = {}
+    roles: dict[str, str] = {}
 
 
 def encode(manifest: Manifest) -> bytes:

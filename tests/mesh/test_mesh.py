@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.mesh.made import along, device_mesh, seen_by
 from tracekit.errors import UsageError
-from tracekit.mesh.mesh import Axis, Mesh, coordinate, groups_of_axis, infer_mesh, parse_mesh, rank_of
+from tracekit.mesh.mesh import Axis, Mesh, Recorded, coordinate, groups_of_axis, infer_mesh, parse_mesh, rank_of
 from tracekit.mesh.process_groups import LocalGroup, ProcessGroups, unite
 from tracekit.notes import sentences
 
@@ -377,3 +377,12 @@ def test_places_that_are_not_on_the_mesh() -> None:
         rank_of((0, 4, 0), PP2_DP4_TP2)
     with pytest.raises(ValueError, match="no axis cp"):
         groups_of_axis(PP2_DP4_TP2, ["cp"])
+
+
+def test_coordinates_of_manifests_are_those_of_the_mesh_however_its_ranks_are_numbered() -> None:
+    """DeviceMesh("cpu", [[0, 2], [1, 3]]): rank 2 is at dp=0, tp=1."""
+    told = {0: (0, 0), 1: (1, 0), 2: (0, 1), 3: (1, 1)}
+    united, _ = unite([], 4)
+    mesh, _, notes = infer_mesh(united, 4, [0, 1, 2, 3], None, Recorded([Axis("dp", 2), Axis("tp", 2)], {}, told))
+    assert mesh.coordinates == told
+    assert not notes

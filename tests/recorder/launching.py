@@ -42,5 +42,5 @@ def run_job(script: Path, *arguments: str, ranks: int = 2, environment: Mapping[
     finally:
         for process in processes:
             process.kill()
-    assert [process.returncode for process in processes] == [0] * ranks, "\n".join(told)
+    assert [process.returncode for process in processes] == [0] * ranks, told[0][-3000:]
     return "\n".join(told)

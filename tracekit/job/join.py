@@ -130,7 +130,9 @@ def _recorded_mesh(used: Sequence[Window]) -> tuple[Recorded | None, list[Note]]
     if len(meshes) != 1:
         return None, [note("manifests_of_different_meshes")] if meshes else []
     axis_of = {(g.name, tuple(g.ranks)): g.axis for m in manifests for g in m.groups if g.axis}
-    return Recorded([Axis(name, size) for name, size in meshes.pop()], axis_of), []
+    axes = [Axis(name, size) for name, size in meshes.pop()]
+    complete = [m for m in manifests if all(axis.name in m.coordinate for axis in axes)]
+    return Recorded(axes, axis_of, {m.rank: tuple(m.coordinate[axis.name] for axis in axes) for m in complete}), []
 
 
 def _most_common(values: Iterable[str]) -> str:

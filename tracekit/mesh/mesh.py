@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 from tracekit.errors import UsageError
@@ -49,10 +49,14 @@ class Mesh:
 
 @dataclass(frozen=True)
 class Recorded:
-    """The mesh as the recorder's manifests tell it: ``axes``, outermost first, and the axis of each group by (name, members)."""
+    """The mesh as the recorder's manifests tell it: ``axes``, outermost first, and the axis of each group by (name, members).
+
+    ``coordinates``: of the ranks that have a manifest; a DeviceMesh may number its ranks in another way than row by row.
+    """
 
     axes: Sequence[Axis]
     axis_of: Mapping[tuple[str, tuple[int, ...]], str]
+    coordinates: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 def parse_mesh(text: str) -> tuple[Axis, ...]:
@@ -120,6 +124,7 @@ def infer_mesh(
     """
     notes: list[Note] = []
     source: MeshSource
+    told: Mapping[int, tuple[int, ...]] = {}
     if world_size is None:
         world_size = max((g.size for g in groups.groups if g.description == DEFAULT_GROUP and g.ranks is not None), default=None)
     placed = [Placed(g, axis_of_description(g.description), _spans(g, world_size)) for g in groups.groups]
@@ -129,7 +134,7 @@ def infer_mesh(
         names = [_user_axis(p, axes, world_size) for p in placed]
         notes = _against_user(placed, names, axes)
     elif recorded is not None and world_size in (None, math.prod(axis.size for axis in recorded.axes)):
-        axes, source = tuple(recorded.axes), "manifest"
+        axes, source, told = tuple(recorded.axes), "manifest", recorded.coordinates
         names = [recorded.axis_of.get((p.group.name, p.group.ranks or ())) or p.described or _joined_axes(p, axes) for p in placed]
     else:
         if recorded is not None:
@@ -140,7 +145,9 @@ def infer_mesh(
         if not axes and world_size is not None and any(_is_world(p.group, world_size) for p in placed):
             axes, source = (Axis(WORLD, world_size),), "rank_lists"
         names = [p.described or (WORLD if _is_world(p.group, world_size) else _joined_axes(p, axes)) for p in placed]
-    return Mesh(axes, _coordinates(axes, world_size, ranks), source), names, notes
+    by_row = _coordinates(axes, world_size, ranks)
+    odd = any(by_row.get(rank, place) != place for rank, place in told.items())
+    return Mesh(axes, told if odd else by_row, source), names, notes
 
 
 def _shape(axes: Sequence[Axis]) -> str:

@@ -45,7 +45,8 @@ class Description:
 def manifest(said: Description, place: Place, steps: Sequence[int], owners: Owners, calls: Calls, notes: Sequence[str]) -> Manifest:
     """Everything known of this rank at the end of its window; ``calls`` point into the groups of ``place``."""
     found = list(said.units) or units.units(said.models)
-    axes = meshes.axes_of(said.mesh)
+    layout = place.layout
+    axes = layout.axes or meshes.axes_of(said.mesh)
     return Manifest(
         tracekit_version=__version__,
         rank=place.rank,
@@ -60,8 +61,9 @@ def manifest(said: Description, place: Place, steps: Sequence[int], owners: Owne
         recorded=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         versions={"python": platform.python_version(), "torch": str(torch.__version__), "tracekit": __version__},
         mesh=axes,
-        coordinate=_coordinate(place.rank, axes),
-        groups=place.groups,
+        coordinate=layout.coordinate or meshes.row_major(place.rank, axes),
+        roles=layout.roles,
+        groups=layout.groups,
         model={"parameters": sum(math.prod(private.full_shape(p)) for m in said.models for p in m.parameters()), **said.model_shape},
         units=found,
         parameters=units.parameters(said.models, found),
@@ -74,21 +76,22 @@ def manifest(said: Description, place: Place, steps: Sequence[int], owners: Owne
         experts=[load for load in said.experts if load.step in steps],
         owners=owners,
         calls=calls,
-        notes=[*notes, *(f"this torch has no {name}: what it would have told is not recorded" for name in sorted(private.missing))],
+        notes=[
+            *notes,
+            *layout.notes,
+            *(f"this torch has no {name}: what it would have told is not recorded" for name in sorted(private.missing)),
+        ],
     )
+
+
+def _lacking() -> list[str]:
+    return [f"this torch has no {name}: what it would have told is not recorded" for name in sorted(private.missing)]
 
 
 def _device_name() -> str:
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         return str(torch.cuda.get_device_name())
     return "CPU"
-
-
-def _coordinate(rank: int, axes: Sequence[Any]) -> dict[str, int]:
-    place: dict[str, int] = {}
-    for axis in reversed(axes):
-        rank, place[axis.name] = divmod(rank, axis.size)
-    return {axis.name: place[axis.name] for axis in axes}
 
 
 def _optimizer(said: Description) -> Optimizer | None:

@@ -36,6 +36,15 @@ class Guard:
         except Exception as error:  # noqa: BLE001 - the promise of this file
             self.fail(error)
 
+    def noted(self, call: Callable[[], Any], what: str, notes: list[str]) -> None:
+        """Call it; where it fails, recording goes on without it, and a note says so."""
+        if self.foreign:
+            return
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - the promise of this file
+            notes.append(f"{what} is not recorded: {_in_a_line(error)}")
+
     def guarded(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         """``hook`` that swallows its exceptions and returns nothing."""
 
@@ -52,14 +61,18 @@ class Guard:
 
     def fail(self, error: BaseException) -> None:
         """The recording ends because of ``error``."""
-        text = str(error).strip().splitlines()
-        self.give_up(f"{type(error).__name__}: {text[0] if text else 'without a message'}")
+        self.give_up(_in_a_line(error))
 
     def give_up(self, why: str) -> None:
         """The recording ends; the first reason is the one that is told."""
         if not self.failed:
             self.failed = why[:500]
             say(f"tracekit stopped recording: {self.failed}")
+
+
+def _in_a_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0] if text else 'without a message'}"
 
 
 def say(sentence: str) -> None:

@@ -6,15 +6,15 @@ Public hooks of modules, tensors and optimizers do nearly all; FSDP's gathered p
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-from torch.nn.parallel import DistributedDataParallel
 
-from tracekit.recorder import private
+from tracekit.recorder import found, private
 from tracekit.recorder.owners import OwnerLog
 from tracekit.recorder.units import holder, plain_name, state_of, unit_modules
 
@@ -135,9 +135,9 @@ class Hooks:
                 handle = private.fsdp1_handle(module) if isinstance(module, FullyShardedDataParallel) else None
                 if handle is not None:
                     self._owners.own(private.fsdp1_flat(handle)["local"], "parameters", "flat_param")
-            if isinstance(model, DistributedDataParallel) and not model.gradient_as_bucket_view:
-                for number, size in enumerate(private.ddp_bucket_bytes(model) or []):
-                    self._owners.row(0, size, "communication_buffers", f"bucket {number}")
+        sizes = [private.ddp_bucket_bytes(replica) or [] for replica in found.replicas(models) if not replica.gradient_as_bucket_view]
+        for number, size in enumerate(itertools.chain.from_iterable(sizes)):
+            self._owners.row(0, size, "communication_buffers", f"bucket {number}")
         self.gradients(models)
         self.optimizer_state(models, optimizers)
 

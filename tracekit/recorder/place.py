@@ -6,18 +6,18 @@ A job may end its process groups inside the window; asked then, every rank would
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
+from torch import nn
 
-from tracekit.manifest import Group
 from tracekit.recorder import private
-from tracekit.recorder.mesh import groups_of_rank
+from tracekit.recorder.layout import Layout, layout
 
 
 class Place:
-    """Rank, world size, backend and groups; ``look`` renews them as long as torch.distributed knows."""
+    """Rank, world size and backend; ``layout``: mesh and groups. Renewed as long as torch.distributed knows."""
 
     def __init__(self) -> None:
         # Before init_process_group only the launcher has said who this is.
@@ -25,20 +25,23 @@ class Place:
         if not 0 <= self.rank < self.world:
             self.rank, self.world = 0, 1
         self.backend = ""
-        self.groups: list[Group] = []
+        self.layout = Layout()
         self._seen = -1
 
-    def look(self, mesh: Any) -> None:
-        """Take over what torch.distributed says now. Groups that it has forgotten stay."""
-        if not dist.is_initialized():
-            return
-        self.rank, self.world, self.backend = dist.get_rank(), dist.get_world_size(), str(dist.get_backend())
-        number = len(private.all_groups())
-        if number == self._seen:
+    def identify(self) -> None:
+        """Who this is."""
+        if dist.is_initialized():
+            self.rank, self.world, self.backend = dist.get_rank(), dist.get_world_size(), str(dist.get_backend())
+
+    def look(self, mesh: Any, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> None:
+        """Mesh and groups as they are now, if there are other groups than when they were looked at last. Forgotten groups stay."""
+        number = len(private.all_groups()) if dist.is_initialized() else 0
+        if number in (0, self._seen):
             return
         self._seen = number
-        now = {group.name: group for group in groups_of_rank(mesh)}
-        self.groups = [*now.values(), *(group for group in self.groups if group.name not in now)]
+        before, self.layout = self.layout, layout(mesh, models, optimizers)
+        now = {group.name for group in self.layout.groups}
+        self.layout.groups += [group for group in before.groups if group.name not in now]
 
 
 def _told(name: str, default: int, environment: Mapping[str, str] = os.environ) -> int:

@@ -179,6 +179,17 @@ def fsdp2_unsharded_gradient(param: Any) -> torch.Tensor | None:
     return local(gradient) if gradient is not None else None
 
 
+def whole_mesh(mesh: Any) -> Any:
+    """The DeviceMesh that a part of it was cut out of; the mesh itself where it was not."""
+    if mesh is None:
+        return None
+    root = getattr(mesh, "_get_root_mesh", None)
+    if root is not None:
+        return root()
+    old = _lookup("torch.distributed.device_mesh", "_mesh_resources")  # torch 2.5
+    return old.get_root_mesh(mesh) if old is not None else mesh
+
+
 # FSDP1, DDP ----------------------------------------------------------------------------------------------------------
 
 
@@ -195,6 +206,13 @@ def fsdp1_runtime() -> Any:
 def fsdp1_handle(module: nn.Module) -> Any:
     """The handle of one FullyShardedDataParallel module; None where it manages no parameter."""
     return getattr(module, "_handle", None)
+
+
+def fsdp1_groups(module: nn.Module) -> list[tuple[Any, str]]:
+    """(process group, what it is for) of one FullyShardedDataParallel module."""
+    strategy = str(getattr(getattr(module, "sharding_strategy", None), "name", ""))
+    shard = "dp_replicate" if strategy == "NO_SHARD" else "dp_shard"
+    return [(getattr(module, "process_group", None), shard), (getattr(module, "_inter_node_pg", None), "dp_replicate")]
 
 
 def fsdp1_flat(handle: Any) -> dict[str, Any]:
@@ -224,6 +242,25 @@ def ddp_bucket_bytes(module: nn.Module) -> list[int] | None:
     text = str(data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or "")
     sizes = [part.strip() for part in text.split(",")]
     return [int(size) for size in sizes if size.isdigit()]
+
+
+def shards_state(*optimizers: Any) -> bool:
+    """Whether one of these is torch's ZeroRedundancyOptimizer."""
+    return any(type(optimizer).__name__ == "ZeroRedundancyOptimizer" for optimizer in optimizers)
+
+
+def deepspeed_groups(engine: Any) -> list[tuple[Any, str]]:
+    """(process group, what it is for) of DeepSpeed's engine."""
+    stage = getattr(engine, "zero_optimization_stage", lambda: 0)()
+    group = getattr(engine, "data_parallel_group", None) or getattr(engine, "seq_data_parallel_group", None)
+    if group is None and torch.distributed.is_initialized():
+        group = torch.distributed.group.WORLD
+    return [(group, "dp_shard" if stage else "dp_replicate")]
+
+
+def is_member(group: Any) -> bool:
+    """Whether it is a process group that this rank is in and that has not been destroyed."""
+    return group in all_groups()
 
 
 # Tensors, stages -----------------------------------------------------------------------------------------------------

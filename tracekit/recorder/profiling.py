@@ -6,7 +6,6 @@ begin where another one is prepared or running, and ends itself, with what it ha
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch.autograd.profiler import record_function
 from torch.profiler import ProfilerActivity
 
 from tracekit.recorder import private
+from tracekit.recorder.found import instances
 from tracekit.recorder.guard import quietly
 from tracekit.recorder.write import write_trace
 
@@ -109,7 +109,7 @@ def other_profiler() -> str:
     """What other profiler is at work in this process, as a sentence; '' where there is none."""
     kind = torch.autograd.profiler.profile
     # A profiler that warms up is prepared but not enabled: torch has no list of them.
-    waiting = any(type(found) is kind and found.entered and found.kineto_results is None for found in gc.get_objects())
+    waiting = any(profiler.entered and profiler.kineto_results is None for profiler in instances(kind))
     if waiting or torch.autograd._profiler_enabled():
         return "another profiler is at work on this loop, and torch has one a process: it goes on, nothing is recorded"
     return ""

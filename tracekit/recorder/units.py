@@ -125,11 +125,12 @@ def _fsdp1(model: nn.Module) -> list[Unit]:
 
 
 def _buckets(model: nn.Module) -> list[Unit]:
-    if not isinstance(model, DistributedDataParallel):
-        return []
-    sizes = private.ddp_bucket_bytes(model) or []
-    width = next((p.element_size() for p in model.parameters()), 4)
-    return [Unit(f"bucket {i}", "ddp_bucket", [], size // width, size // width) for i, size in enumerate(sizes)]
+    result: list[Unit] = []
+    for replica in (module for module in model.modules() if isinstance(module, DistributedDataParallel)):
+        width = next((p.element_size() for p in replica.parameters()), 4)
+        sizes = [size // width for size in private.ddp_bucket_bytes(replica) or []]
+        result += [Unit(f"bucket {len(result) + i}", "ddp_bucket", [], size, size) for i, size in enumerate(sizes)]
+    return result
 
 
 def _blocks(model: nn.Module) -> list[Unit]:

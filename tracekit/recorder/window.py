@@ -12,7 +12,7 @@ import torch
 
 from tracekit.files import write_atomically
 from tracekit.manifest import SUFFIX, Calls, Group, encode
-from tracekit.recorder import collectives, describe, private, signals
+from tracekit.recorder import collectives, describe, found, private, signals
 from tracekit.recorder.guard import Guard
 from tracekit.recorder.hooks import Hooks
 from tracekit.recorder.owners import OwnerLog
@@ -69,8 +69,10 @@ class Window:
         if self._closed:
             return
         at = self.step - self._settings.wait
-        self._place.look(self._said.mesh)
-        if at >= 0 and not self._prepared:
+        self._place.identify()
+        if self._prepared:
+            self._look()
+        elif at >= 0:
             self._prepare()
         if at >= self._settings.warmup and self._prepared and not self._profiling.running:
             self._begin()
@@ -86,7 +88,8 @@ class Window:
         self._closed = True
         self.owners.end()
         safely = self._guard.safely
-        safely(lambda: self._place.look(self._said.mesh), always=True)
+        if self._prepared:
+            self._look()
         kept: list[bool] = []
         safely(lambda: kept.append(self._profiling.end()), always=True)
         if True in kept:
@@ -103,9 +106,18 @@ class Window:
             self.end()
             return
         self._prepared = True
+        self._guard.noted(self._wrap, "the wrapper around the model", self.notes)
+        self._look()
         self._directory.mkdir(parents=True, exist_ok=True)
         self._put_in_place()
         self._profiling.prepare()
+
+    def _wrap(self) -> None:
+        self._said.models = found.wrapped(self._said.models)
+
+    def _look(self) -> None:
+        said, place = self._said, self._place
+        self._guard.noted(lambda: place.look(said.mesh, said.models, said.optimizers), "the mesh of the job", self.notes)
 
     def _put_in_place(self) -> None:
         settings, said = self._settings, self._said
@@ -153,7 +165,7 @@ class Window:
         notes = [*self.notes, *([f"recording stopped early: {self._guard.failed}"] if self._guard.failed else [])]
         if self.owners.left_out:
             notes.append(f"{self.owners.left_out} registrations of memory were left out")
-        calls = self._calls(self._place.groups)
+        calls = self._calls(self._place.layout.groups)
         path = self._path(SUFFIX)
         write_atomically(path, [encode(describe.manifest(self._said, self._place, steps, self.owners.columns(), calls, notes))])
         self.files.append(path)

@@ -1,0 +1,65 @@
+"""What the process holds that nobody handed over: the wrapper around a model, the stages of a pipeline.
+
+Frameworks hand the plain module to the user and train with what they put around it (Trainer, Lightning, accelerate). The garbage
+collector knows all of it; it is asked once, when the window begins.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from tracekit.recorder import private
+
+
+def instances(*kinds: Any) -> list[Any]:
+    """Every object of these classes in the process. Nothing is called on the others: some answer ``isinstance`` with code of their own."""
+    wanted = tuple(kind for kind in kinds if isinstance(kind, type))
+    return [found for found in gc.get_objects() if issubclass(type(found), wanted)]
+
+
+def deepspeed_engine_type() -> Any:
+    """DeepSpeed's engine, where the job has imported it; else None."""
+    module = sys.modules.get("deepspeed.runtime.engine")
+    return getattr(module, "DeepSpeedEngine", None)
+
+
+def is_engine(module: Any) -> bool:
+    """Whether it is DeepSpeed's engine."""
+    kind = deepspeed_engine_type()
+    return kind is not None and isinstance(module, kind)
+
+
+def compiled_from(module: nn.Module) -> nn.Module:
+    """The module that ``torch.compile`` was called on; the module itself where it was not."""
+    inner = getattr(module, "_orig_mod", None)
+    return compiled_from(inner) if isinstance(inner, nn.Module) else module
+
+
+def wrapped(models: Sequence[nn.Module]) -> list[nn.Module]:
+    """The models, each as what is trained: without ``torch.compile`` around it, with DDP or DeepSpeed's engine where it is inside one."""
+    plain = [compiled_from(model) for model in models]
+    wrappers = instances(DistributedDataParallel, deepspeed_engine_type()) if plain else []
+    result: list[nn.Module] = []
+    for model in plain:
+        around = [wrapper for wrapper in wrappers if any(inner is model for inner in wrapper.modules())]
+        outermost = max(around, key=lambda wrapper: sum(1 for _ in wrapper.modules()), default=model)
+        if not any(outermost is other for other in result):
+            result.append(outermost)
+    return result
+
+
+def replicas(models: Sequence[nn.Module]) -> list[DistributedDataParallel]:
+    """Every DistributedDataParallel among the models and inside of them."""
+    return [module for model in models for module in model.modules() if isinstance(module, DistributedDataParallel)]
+
+
+def stages(models: Sequence[nn.Module]) -> list[Any]:
+    """The pipeline stages that run one of these modules."""
+    own = {id(module) for model in models for module in model.modules()}
+    return [stage for stage in instances(private.pipeline_stage_type()) if id(getattr(stage, "submod", None)) in own]
