@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tracekit.analyses.comparison.predicted import MOST_BYTES, predict
 from tracekit.errors import InputError, UsageError
 from tracekit.estimate.recorded import parameters_of, recorded, routed_rows
+from tracekit.estimate.recorded_axes import by_roles
 from tracekit.manifest import Axis, Batch, ExpertLoad, Manifest, Optimizer, Parameter, Precision, Unit, decode
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
@@ -244,3 +245,30 @@ def test_a_manifest_is_refused_predicted_or_has_a_reason(data: st.DataObject, na
         assert prediction.state is not None and 0 <= prediction.state.total <= MOST_BYTES
         assert all(0 <= volume.full_bytes <= MOST_BYTES and volume.calls >= 0 for volume in prediction.traffic.values())
         assert all(moment.total <= MOST_BYTES for moment in prediction.moments)
+
+
+def test_axes_are_known_by_what_the_model_uses_them_for():
+    """A user's mesh ``data, model``: FSDP2 along the first, DTensors along the second; traffic is told by the user's names."""
+    parameter = Parameter("w", [8, 8], "float32", placements=["Shard(0)", "Shard(1)"], axes=["data", "model"])
+    unit = Unit("", "fsdp2", ["w"], 64, 64, True, True)
+    told = Manifest(
+        rank=3,
+        world_size=4,
+        mesh=[Axis("data", 2), Axis("model", 2)],
+        coordinate={"data": 1, "model": 1},
+        roles={"data": "dp_shard", "model": "tp"},
+        parameters=[parameter],
+        units=[unit],
+        precision=Precision(parameters="float32"),
+    )
+    found = recorded(by_roles(told))
+    assert (found.plan.mesh.dp_shard, found.plan.mesh.tp, found.shard_rank) == (2, 2, 1)
+    assert found.axis_names["dp_shard"] == "data"
+    assert found.axis_names["tp"] == "model"
+    assert by_roles(told).parameters[0].axes == ["dp_shard", "tp"]
+
+
+def test_axes_that_do_the_same_keep_their_names():
+    mesh = [Axis("left", 2), Axis("right", 2)]
+    told = Manifest(rank=0, world_size=4, mesh=mesh, roles={"left": "tp", "right": "tp"})
+    assert by_roles(told).mesh == mesh

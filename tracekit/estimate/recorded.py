@@ -79,7 +79,7 @@ def recorded(manifest: Manifest, step: int | None = None) -> Recorded:
     stage = manifest.coordinate.get("pp", 0) if plan.mesh.pp > 1 else 0
     if not 0 <= stage < plan.mesh.pp:
         raise UsageError(f"the manifest's coordinate along pp is none of {plan.mesh.pp}", "record the job again")
-    names = axis_names(sizes, math.prod(axis.size for axis in manifest.mesh))
+    names = axis_names(sizes, math.prod(axis.size for axis in manifest.mesh), manifest.roles)
     fsdp = any(unit.kind in ("fsdp1", "fsdp2") for unit in manifest.units)
     units = {parameter.name: parameter.unit for parameter in manifest.parameters} if fsdp else {}
     return Recorded(shape_of(manifest), plan, stage, shard_rank(manifest, sizes), names, units, tuple(_flags(manifest, plan, sizes)))

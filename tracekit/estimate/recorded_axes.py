@@ -5,14 +5,29 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import msgspec
+
 from tracekit.errors import UsageError
 from tracekit.estimate.plan import Plan
-from tracekit.manifest import Manifest
+from tracekit.manifest import Axis, Manifest
 
 #: Axes of a recorded mesh that the model knows.
 AXES = ("pp", "dp_replicate", "dp_shard", "ep", "cp", "tp")
 #: Largest mesh that is looked at.
 MOST_RANKS = 1_000_000
+
+
+def by_roles(manifest: Manifest) -> Manifest:
+    """The manifest with its mesh axes called as the model calls them (``Manifest.roles``), where no two of them do the same."""
+    roles = {axis.name: manifest.roles.get(axis.name, axis.name) for axis in manifest.mesh}
+    if len(set(roles.values())) != len(roles) or not set(manifest.roles.values()) <= set(AXES):
+        return manifest
+    return msgspec.structs.replace(
+        manifest,
+        mesh=[Axis(roles[axis.name], axis.size) for axis in manifest.mesh],
+        coordinate={roles.get(name, name): at for name, at in manifest.coordinate.items()},
+        parameters=[msgspec.structs.replace(p, axes=[roles.get(name, name) for name in p.axes]) for p in manifest.parameters],
+    )
 
 
 def used_sizes(manifest: Manifest) -> dict[str, int]:
@@ -36,17 +51,21 @@ def _used(manifest: Manifest, axis: str) -> bool:
     return named if axis == "tp" else named or not axes or all(unit.kind != "fsdp2" for unit in manifest.units)
 
 
-def axis_names(sizes: Mapping[str, int], world: int) -> dict[str, str]:
-    """The model's names of groups over several axes -> those of the recording, where the group of all ranks is called ``world``."""
+def axis_names(sizes: Mapping[str, int], world: int, roles: Mapping[str, str]) -> dict[str, str]:
+    """The model's names of axes and of groups over several of them -> those of the recording, where the group of all ranks is ``world``.
+
+    ``roles``: the recording's name of an axis -> the model's, where they differ.
+    """
+    own = {role: name for name, role in roles.items()}
 
     def joined(*axes: str) -> str:
         long = [name for name in sizes if name in axes and sizes[name] > 1]
         size = math.prod(sizes[name] for name in long)
-        return "world" if len(long) > 1 and size == world else "_".join(long)
+        return "world" if len(long) > 1 and size == world else "_".join(own.get(name, name) for name in long)
 
     shard = joined("ep", "dp_shard", "cp")
     replicas = joined("dp_replicate", "ep", "cp")
-    names = {"dp_shard": shard, "dp_shard_cp": shard, "cp_as_shard": shard, "dp_shard_in_ep": joined("dp_shard", "cp")}
+    names = own | {"dp_shard": shard, "dp_shard_cp": shard, "cp_as_shard": shard, "dp_shard_in_ep": joined("dp_shard", "cp")}
     names |= {"dp_replicate_cp": replicas, "edp": joined("dp_replicate", "cp"), "embedding": "embedding"}
     return names
 

@@ -61,7 +61,7 @@ def layout(given: Any, models: Sequence[nn.Module], optimizers: Sequence[Any]) -
     for use in uses:
         axis = own.get(tuple(sorted(use.ranks)))
         if axis in {a.name for a in result.axes}:
-            result.roles.setdefault(str(axis), use.role)
+            result.roles.setdefault(str(axis), str(axis) if axis in _USUAL.values() else use.role)
         elif axis is None:
             result.groups = [_with_axis(group, use) for group in result.groups]
     for name in {axis.name for axis in result.axes} - set(result.roles):

@@ -15,6 +15,7 @@ from tracekit.estimate.model_state import ModelState
 from tracekit.estimate.parameters import stage_chunks
 from tracekit.estimate.plan import Plan
 from tracekit.estimate.recorded import Recorded, parameters_of, recorded, routed_rows
+from tracekit.estimate.recorded_axes import by_roles
 from tracekit.estimate.shape import ModelShape
 from tracekit.estimate.timeline import Moment
 from tracekit.estimate.traffic import Traffic, data_parallel, merged
@@ -57,6 +58,7 @@ class Prediction:
 
 def predict(rank: int, manifest: Manifest, peak_step: int | None = None) -> Prediction:
     """The model's figures for the job and rank of a manifest. ``peak_step``: the step whose memory is wanted; experts differ by step."""
+    manifest = by_roles(manifest)
     try:
         found = recorded(manifest, peak_step)
         memory, rows = _of_transformer(found.shape, found) if found.shape is not None else _of_any(manifest, found)
