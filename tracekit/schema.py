@@ -171,6 +171,9 @@ LOCAL_OPERATIONS = table(
     ("kernel", "str", "", "name of the kernel or of the backend's annotation"),
     ("evidence", "str", "", "what decided the kind: metadata, operator, annotation, kernel_name"),
     ("tensors", "int32", "", "tensors in one coalesced call; 1 otherwise"),
+    ("kernels", "int32", "", "kernels and copies that carried the call out"),
+    ("waiting_ns", "int64", "ns", "time of those kernels that only wait for other ranks or exchange counts"),
+    ("named_axis", "str", "", "axis that the user named for the kernel (--communication); '' none"),
 )
 
 #: Communication operations of the whole job: LOCAL_OPERATIONS joined with groups, mesh, bytes and matches.
@@ -193,7 +196,7 @@ OPERATIONS = table(
     ("full_bytes", "int64", "bytes", "the full tensor of the collective; NULL where not recorded"),
     ("sent_bytes", "int64", "bytes", "sent by this rank under the ring algorithm; NULL where not recorded"),
     ("match", "int32", "", "index into job.matches; -1 when no other rank's operation was found"),
-    ("wait_ns", "int64", "ns", "last arrival - own start; NULL when not matched"),
+    ("wait_ns", "int64", "ns", "last arrival - own start, 0 where the call had ended by then; NULL when not matched"),
     ("stream", "int32", "", "device stream"),
     ("phase", "str", "", "forward, backward, optimizer or ''"),
     ("context", "str", "", "innermost named annotation"),
@@ -214,7 +217,7 @@ MATCHES = table(
     ("last_start_ns", "int64", "ns", "last arrival"),
     ("end_ns", "int64", "ns", "latest end"),
     ("last_rank", "int32", "", "rank that arrived last"),
-    ("transfer_ns", "int64", "ns", "end - last arrival, never below 0; NULL when fewer than two ranks were seen"),
+    ("transfer_ns", "int64", "ns", "end - last arrival, never below 0; NULL when fewer than two ranks were in the call by then"),
     ("matched_by", "str", "", "seq or order"),
     ("full_bytes", "int64", "bytes", "full tensor; NULL"),
 )

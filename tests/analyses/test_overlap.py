@@ -61,7 +61,7 @@ def test_communication_across_the_edge_of_a_step_is_shared_between_the_steps() -
 def test_communication_of_no_known_group_is_called_unknown() -> None:
     trace = Trace(0, 2)
     trace.step(1, 0, 100)
-    trace.kernel("ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*)", 10, 30, launch=5)
+    trace.kernel("void vllm::cross_device_reduce_2stage<__half, 4>(x)", 10, 30, launch=5)
     (row,) = overlap.analyze(job_of(trace)).json()["exposed_by_axis"]
     assert (row["axis"], row["busy_us"]) == ("unknown", 30.0)
 

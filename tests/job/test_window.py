@@ -55,9 +55,9 @@ def test_without_metadata_the_operator_then_the_annotation_then_the_name():
     trace.kernel("ncclKernel_SendRecv_RING", 110, 5, launch=50)
     trace.kernel("ncclKernel_SendRecv_RING", 120, 5, launch=70)
     assert operations(trace, "kind", "evidence", "group") == [
-        ("all_to_all", "operator", -1),
-        ("all_to_all", "annotation", -1),
-        ("send_recv", "kernel_name", -1),
+        ("all_to_all", "operator", 0),
+        ("all_to_all", "annotation", 0),
+        ("send_recv", "kernel_name", 0),
     ]
 
 

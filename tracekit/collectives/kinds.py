@@ -115,7 +115,8 @@ def _without_algorithm(name: str) -> str:
     return name
 
 
-_ANNOTATION = re.compile(r"^(?:nccl|gloo|mpi|ucc|xccl|ccl|hccl|rccl|mccl|cncl|smddp):(\w+)(?:\s+\d+\s*(?:->|<-)\s*\d+)?$")
+#: A backend's own range: whatever ends in "ccl" is a vendor's library in the image of NCCL (xccl, mccl, hccl, ...).
+_ANNOTATION = re.compile(r"^(?:[a-z]{0,4}ccl|gloo|mpi|ucc|cncl|smddp):(\w+)(?:\s+\d+\s*(?:->|<-)\s*\d+)?$")
 
 
 @lru_cache(maxsize=65536)
@@ -127,10 +128,11 @@ def kind_of_annotation(text: str) -> str | None:
 
 @dataclass(frozen=True)
 class KernelClass:
-    """What a kernel's name tells: the kind (may be ``unknown`` or ``send_recv``) and who wrote it."""
+    """What the name of a communication kernel tells; the kind may be ``unknown`` or ``send_recv``."""
 
-    kind: str
-    implementation: str
+    kind: str  # vocabulary.Kind
+    implementation: str  # who wrote it
+    moves_data: bool = True  # False: it only waits for the other ranks, or exchanges counts with them
 
 
 #: Words in a kernel's name, without underscores and in lower case. What holds another comes first: AllReduce holds Reduce.
@@ -154,6 +156,9 @@ _IN_KERNEL = (
     ("receive", "recv"),
 )
 
+#: What a kernel of an expert library does that moves tokens between ranks, or gets ready to; layouts and casts are computed.
+_EXCHANGE = r"\w*(?:dispatch|combine|notify|barrier|sync|clean_low_latency)(?!_layout)\w*"
+
 #: (pattern of the kernel's own name, implementation). First match wins. A name may begin after the digits of a mangled one.
 _FAMILIES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(rf"(?<![a-z_])(?:{pattern})", re.I), implementation)
@@ -166,12 +171,42 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"cross_device_reduce|\w+_cross_device_(?:reduce|store)|(?:one|two)shot_?all_?reduce|trtllm_all_?reduce", "custom"),
         (r"all_?reduce_(?:fusion_kernel|prototype|(?:one|two)_?shot)|hybridCubeMeshAllReduce", "custom"),
         (r"nvshmem", "nvshmem"),
-        (r"deep_ep::(?!layout::)", "deep_ep"),
+        (r"k?userbuffers_", "userbuffers"),
+        (r"deep_ep::(?!layout::|\w*layout)", "deep_ep"),
+        (rf"hybrid_ep::(?:\w+::)*{_EXCHANGE}", "hybrid_ep"),
+        (rf"uccl::(?:\w+::)*{_EXCHANGE}", "uccl"),
+        (rf"pplx\w*::(?:\w+::)*{_EXCHANGE}|a2a_(?:dispatch|combine)_(?:send|recv)\w*", "pplx"),
         (r"Ep(?:Dispatch|Combine)\w*Kernel", "mori"),
+        (r"moe_?A(?:ll)?_?(?:2|To)_?A(?:ll)?_?(?:Dispatch|Combine)?_?Kernel", "trtllm_moe"),
+        # any library that has its exchange of experts in a namespace or file of its own
+        (rf"(?:\w+::)*(?:ep|expert_parallel|internode(?:_ll)?|intranode)::(?:\w+::)*{_EXCHANGE}", "expert_library"),
         (r"msccl(?:pp)?(?:::|_|kernel)", "msccl"),
         (r"hcom_|hccl", "hccl"),
         (r"ccl_(?:all|reduce|broadcast|send|recv)|oneccl_", "oneccl"),
+        (r"[a-z]{1,4}ccl(?:Symk?)?(?:Dev)?Kernel|cncl\w*Kernel", "vendor_ccl"),
     )
+)
+#: Libraries that exchange tokens between experts.
+EXPERT_LIBRARIES = ("deep_ep", "hybrid_ep", "uccl", "pplx", "mori", "trtllm_moe", "expert_library")
+#: Kernels of Transformer Engine's userbuffers by the middle or end of their names.
+_USERBUFFERS = (
+    (r"pushsendrecv", "send_recv"),
+    (r"pushsend", "send"),
+    (r"pushrecv", "recv"),
+    (r"_ag(?:_|$)", "all_gather"),
+    (r"_rs(?:_|$)", "reduce_scatter"),
+    (r"sum|allreduce", "all_reduce"),
+)
+#: Kernels that a compiler wrote are called after the operators they were made from, collectives among them.
+_COMPILER = re.compile(r"^(?:void )?triton_(?:poi|red|per|tem|for|mm|unk|cpp)_|^(?:void )?(?:torch_)?inductor_|_fused_\w*wait_tensor")
+_LAYOUT = re.compile(r"get_dispatch_layout|dispatch_layout")
+#: Kernels of a communication library in which no payload moves.
+_WAITS = re.compile(r"notify|barrier|(?:^|[_:])sync|device_sync|wait|clean_low_latency|Sanitize", re.I)
+#: Kernels that compute, or copy within a device, also where a communication call launches them (concatenation before, casts, reductions).
+_COMPUTE = re.compile(
+    r"at::native|at_cuda|cutlass|cublas|cudnn|gemm|xmma|\bcub::|thrust::|elementwise|CatArray|chunk_cat|split_with_sizes|layer_?norm|rms_?norm"
+    r"|softmax|flash|attention|transpose|dispatch_layout|(?:^|[_:])(?:cast|quant|dequant|fill|memset)|per_(?:token|channel|tensor)_|triton_",
+    re.I,
 )
 #: Nothing beyond this many characters of a kernel's name is looked at.
 _NAME_LENGTH = 1000
@@ -185,11 +220,20 @@ def kernel_class(name: str) -> KernelClass | None:
     library has such kernels) is not communication: the family must be known.
     """
     own = _own_name(name[:_NAME_LENGTH])
+    if _COMPILER.search(own) or _LAYOUT.search(own):
+        return None
     for pattern, implementation in _FAMILIES:
         found = pattern.search(own)
         if found is not None:
-            return KernelClass(_kind_in(own, found.start()), implementation)
+            return KernelClass(_kind_in(own, found.start(), implementation), implementation, _WAITS.search(own) is None)
     return None
+
+
+@lru_cache(maxsize=65536)
+def computes(name: str) -> bool:
+    """Whether a kernel of this name is known to compute, or to copy within its own device, wherever it was launched."""
+    own = _own_name(name[:_NAME_LENGTH])
+    return _COMPILER.search(own) is not None or (kernel_class(name) is None and _COMPUTE.search(own) is not None)
 
 
 def _own_name(name: str) -> str:
@@ -208,8 +252,12 @@ def _own_name(name: str) -> str:
     return "".join(kept)
 
 
-def _kind_in(own: str, start: int) -> str:
+def _kind_in(own: str, start: int, implementation: str) -> str:
     """The collective that the name says: behind ``kernel_`` where there is one, else anywhere from the family's word on."""
+    if implementation in EXPERT_LIBRARIES:
+        return "barrier" if "barrier" in own[start:].lower() else "all_to_all"
+    if implementation == "userbuffers":
+        return next((kind for ending, kind in _USERBUFFERS if re.search(ending, own[start:])), "unknown")
     bare = own[start:].lower().replace("_", "")
     tail = bare.partition("kernel")[2]
     for text in (tail, bare):

@@ -141,8 +141,9 @@ def measure(operations: pd.DataFrame, matched: Matched, groups: ProcessGroups) -
     """schema.MATCHES and the wait [ns] of each operation (NULL where it is not matched), from ALIGNED times.
 
     wait = last arrival - own start; transfer = latest end - last arrival, never below 0: the time in which bytes can have moved. Before the
-    last arrival a rank only waits. Of a send with its receive, whichever came first waited for the other; the pair is a 'send', and its
-    end is that of the receive: a host backend's send lasts until somebody asks whether it is done.
+    last arrival a rank only waits, but for one whose call had ended by then (the root of a broadcast, a buffered send): its wait is 0, and
+    where it leaves only one rank behind, there is no transfer either. Of a send with its receive, whichever came first waited for the
+    other; the pair is a 'send', and its end is that of the receive: a host backend's send lasts until somebody asks whether it is done.
     """
     wait = np.full(len(operations), NULL, np.int64)
     rows = np.flatnonzero(matched.match >= 0)
@@ -153,7 +154,8 @@ def measure(operations: pd.DataFrame, matched: Matched, groups: ProcessGroups) -
     work = columns_of(operations.iloc[rows])
     first = np.flatnonzero(np.append(True, number[1:] != number[:-1]))
     first_start, last_start = extremes(number, work.start)
-    wait[rows] = last_start[number] - work.start
+    left = work.end < last_start[number]  # nobody waits in a call that he has left
+    wait[rows] = np.where(left, 0, last_start[number] - work.start)
     earliest = _first_where(number, work.start == first_start[number])
     last_rank = extremes(number, work.rank.astype(np.int64), work.start == last_start[number])[0]
     ranks = distinct_of(number, work.rank)
@@ -162,6 +164,7 @@ def measure(operations: pd.DataFrame, matched: Matched, groups: ProcessGroups) -
     expected = np.where(kind == KINDS.index("send"), 2, expected)
     received, end = (extremes(number, work.end, chosen)[1] for chosen in (work.of_kind("recv"), None))
     end = np.where(received != NULL, received, end)
+    present = np.bincount(number[~left], minlength=len(ranks))
     by = np.array([name == "order" for name in matched.by], np.int64)
     step = operations["step_number"].to_numpy()[rows]
     frame = schema.MATCHES.frame(
@@ -177,7 +180,7 @@ def measure(operations: pd.DataFrame, matched: Matched, groups: ProcessGroups) -
             "last_start_ns": last_start,
             "end_ns": end,
             "last_rank": last_rank,
-            "transfer_ns": np.maximum(end - last_start, 0),
+            "transfer_ns": np.where(present > 1, np.maximum(end - last_start, 0), NULL),
             "matched_by": schema.categorical(by, ("seq", "order")),
             "full_bytes": _full_of_match(operations["full_bytes"].to_numpy()[rows], number, kind, ranks, expected),
         }

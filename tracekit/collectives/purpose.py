@@ -8,6 +8,7 @@ An axis has a role (``role_of_axis``): tensor, context, expert, pipeline, shardi
     anywhere                                  barrier -> setup
     expert axis, expert library, a range      all_to_all -> expert_dispatch, expert_combine (see ``_expert_turns``)
       named dispatch or combine
+    Transformer Engine's userbuffers          everything -> tensor_parallel
     loss axis, or a range named loss          all_reduce -> loss
     at most 64 bytes, not in backward         all_reduce -> loss in forward on a data axis or the world; else metrics
     context or expert axis; backward,         all_reduce -> gradient_sync (of the weights that all its ranks hold alike)
@@ -40,6 +41,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from tracekit.collectives.kinds import EXPERT_LIBRARIES
 from tracekit.mesh.names import parts
 from tracekit.schema import categorical
 from tracekit.trace.events import BoolArray, Int64Array
@@ -116,7 +118,7 @@ def _in_ddp(seen: _Seen) -> bool:
 
 
 def _in_experts(seen: _Seen) -> bool:
-    return seen.role == "expert" or seen.implementation in ("deep_ep", "mori") or _named_turn(seen.context) != ""
+    return seen.role == "expert" or seen.implementation in EXPERT_LIBRARIES or _named_turn(seen.context) != ""
 
 
 def _named_turn(text: str) -> str:
@@ -164,6 +166,7 @@ _RULES: tuple[tuple[Callable[[_Seen], bool], Callable[[_Seen], str | None]], ...
     (lambda s: re.fullmatch(r"benchmark \w+", s.context) is not None, lambda _: "metrics"),
     (lambda s: s.kind == "barrier", lambda _: "setup"),
     (_in_experts, _by(all_to_all="expert_dispatch")),
+    (lambda s: s.implementation == "userbuffers", lambda _: "tensor_parallel"),
     (_named_loss, _by(all_reduce="loss")),
     (lambda s: s.kind == "all_reduce" and s.tiny and s.phase != "backward", _tiny),
     (_replicated, _by(all_reduce="gradient_sync")),

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekit.collectives.kinds import kernel_class, kind_of_annotation, kind_of_operator
+from tracekit.collectives.kinds import kind_of_annotation, kind_of_operator
+from tracekit.collectives.named import Named
 from tracekit.job.activity import DeviceWork, Work
+from tracekit.job.communication import HOST_BACKENDS, LABEL, host_ranges, is_communication
 from tracekit.notes import note
 from tracekit.trace import correlate, durations, intervals
 from tracekit.trace.events import DEVICE_WORK, BoolArray, Category, Int8Array, Int64Array, RankTables
@@ -18,10 +20,6 @@ from tracekit.trace.steps import Steps
 from tracekit.units import NULL
 
 _COPIES = (Category.MEMCPY, Category.MEMSET)
-#: Backends whose annotations ARE the communication (it runs on the host). An ``nccl:`` range only encloses a launch.
-HOST_BACKENDS = ("gloo:", "mpi:", "ucc:")
-#: The recorder's range around a collective call, with the arguments that NCCL's record has.
-LABEL = "tracekit::collective"
 _GRAPH_LAUNCHES = ("cudaGraphLaunch", "hipGraphLaunch", "cuGraphLaunch")
 
 
@@ -34,13 +32,14 @@ class Unlinked:
     end: Int64Array
     work: Int8Array
     suspicious: BoolArray
+    launch: Int64Array
 
 
-def device_work(tables: RankTables, steps: Steps, span: tuple[int, int]) -> tuple[DeviceWork, bool]:
+def device_work(tables: RankTables, steps: Steps, span: tuple[int, int], named: Named = ()) -> tuple[DeviceWork, bool]:
     """All work of the rank, linked and sorted by start, and whether it is a CPU job (no kernel and no copy in the trace)."""
     rows = tables.rows(*DEVICE_WORK)
     on_cpu = not len(rows)
-    device = _host_compute(tables) if on_cpu else _device_work(tables, rows, span)
+    device = _host_compute(tables) if on_cpu else _device_work(tables, rows, span, named)
     work = _link(tables, _joined(device, _host_communication(tables, on_cpu)), steps, on_cpu)
     if on_cpu:
         tables.coverage.note(note("no_device_work"))
@@ -49,31 +48,14 @@ def device_work(tables: RankTables, steps: Steps, span: tuple[int, int]) -> tupl
     return work, on_cpu
 
 
-def _device_work(tables: RankTables, rows: Int64Array, span: tuple[int, int]) -> Unlinked:
+def _device_work(tables: RankTables, rows: Int64Array, span: tuple[int, int], named: Named) -> Unlinked:
     cleaned = durations.clean(tables, rows, span)
     usable = ~cleaned.timeless & (cleaned.end >= tables.ts[rows])
     rows = rows[usable]
     work = np.where(np.isin(tables.category[rows], [int(c) for c in _COPIES]), int(Work.COPY), int(Work.COMPUTE)).astype(np.int8)
-    work[_is_communication(tables, rows)] = Work.COMMUNICATION
-    return Unlinked(rows, tables.ts[rows], cleaned.end[usable], work, cleaned.suspicious[usable])
-
-
-def _is_communication(tables: RankTables, rows: Int64Array) -> BoolArray:
-    """Metadata on the kernel decides, then the kernel's name."""
-    by_name = tables.each_text(tables.name[rows], lambda text: kernel_class(text) is not None)
-    side = tables.side["communication"]
-    named = side.columns["Collective name"] if len(side) else np.zeros(0, np.int32)
-    at = side.at(rows)
-    by_metadata = np.zeros(len(rows), np.bool_)
-    by_metadata[at >= 0] = named[at[at >= 0]] > 0
-    found: BoolArray = (by_name | by_metadata) & (tables.category[rows] == Category.KERNEL)
-    return found
-
-
-def host_ranges(tables: RankTables) -> Int64Array:
-    """Rows of operators and annotations that have an end."""
-    rows = tables.rows(Category.OPERATOR, Category.USER_ANNOTATION)
-    return rows[tables.dur[rows] >= 0]
+    launch = correlate.launches(tables, rows)
+    work[is_communication(tables, rows, launch, named)] = Work.COMMUNICATION
+    return Unlinked(rows, tables.ts[rows], cleaned.end[usable], work, cleaned.suspicious[usable], launch)
 
 
 def _host_communication(tables: RankTables, on_cpu: bool) -> Unlinked:
@@ -85,7 +67,7 @@ def _host_communication(tables: RankTables, on_cpu: bool) -> Unlinked:
         rows = everything[tables.each_text(names, lambda text: text == LABEL)]
     start = tables.ts[rows]
     work = np.full(len(rows), int(Work.COMMUNICATION), np.int8)
-    return Unlinked(rows, start, start + tables.dur[rows], work, np.zeros(len(rows), np.bool_))
+    return Unlinked(rows, start, start + tables.dur[rows], work, np.zeros(len(rows), np.bool_), np.full(len(rows), -1, np.int64))
 
 
 def _host_compute(tables: RankTables) -> Unlinked:
@@ -97,7 +79,7 @@ def _host_compute(tables: RankTables) -> Unlinked:
     operators = operators[correlate.enclosing(tables, operators, operators) < 0]
     index, start, end = _outside_calls(tables, operators, calls)
     work = np.full(len(index), int(Work.COMPUTE), np.int8)
-    return Unlinked(operators[index], start, end, work, np.zeros(len(index), np.bool_))
+    return Unlinked(operators[index], start, end, work, np.zeros(len(index), np.bool_), np.full(len(index), -1, np.int64))
 
 
 def _is_collective_call(text: str) -> bool:
@@ -132,13 +114,14 @@ def _joined(first: Unlinked, second: Unlinked) -> Unlinked:
         np.concatenate([first.end, second.end]),
         np.concatenate([first.work, second.work]),
         np.concatenate([first.suspicious, second.suspicious]),
+        np.concatenate([first.launch, second.launch]),
     )
 
 
 def _link(tables: RankTables, pieces: Unlinked, steps: Steps, on_cpu: bool) -> DeviceWork:
     order = np.argsort(pieces.start, kind="stable")
     row, start = pieces.row[order], pieces.start[order]
-    launch_row = correlate.launches(tables, row)
+    launch_row = pieces.launch[order]
     known = launch_row >= 0
     launch_ts = np.full(len(row), NULL, np.int64)
     launch_ts[known] = tables.ts[launch_row[known]]

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from tracekit.collectives import kinds
-from tracekit.job.shapes import argument_elements, tensor_shapes
+from tracekit.job.shapes import argument_elements, argument_type, tensor_shapes
 from tracekit.schema import categorical
 from tracekit.trace import correlate
 from tracekit.trace.events import Int32Array, Int64Array, RankTables
@@ -21,6 +21,8 @@ Words = npt.NDArray[np.object_]
 
 #: Operators with one tensor argument, which goes in and comes out; all others take their outputs first, their inputs second.
 _ONE_ARGUMENT = ("all_reduce", "broadcast", "reduce", "send", "recv", "barrier")
+#: Operators whose arguments are known; all but c10d's take the input first and return the output.
+_READ = ("c10d::", "_c10d_functional", "c10d_functional::", "symm_mem::")
 #: gloo carries a reduce-scatter out as an all-reduce of the whole input.
 _CARRIED_AS = {"reduce_scatter": "all_reduce"}
 #: Where ``alltoall_base_`` has its split sizes among its arguments.
@@ -35,6 +37,7 @@ class Passed:
     out_elements: Int64Array
     in_split: pd.Categorical
     out_split: pd.Categorical
+    dtype: pd.Categorical
 
 
 def passed(tables: RankTables, rows: Int64Array) -> Passed:
@@ -49,7 +52,7 @@ def passed(tables: RankTables, rows: Int64Array) -> Passed:
     names = np.where(rows >= 0, tables.name[np.maximum(rows, 0)], 0).astype(np.int32)
     columns = np.stack([names, code("Input Dims"), code("Input type"), code("Concrete Inputs")], axis=1)
     distinct, inverse = np.unique(columns, axis=0, return_inverse=True)
-    read = [_read(tables, *row) for row in distinct.tolist()] or [(NULL, NULL, "", "")]
+    read = [_read(tables, *row) for row in distinct.tolist()] or [(NULL, NULL, "", "", "")]
     inverse = inverse.reshape(-1)
 
     def words(index: int) -> pd.Categorical:
@@ -58,21 +61,24 @@ def passed(tables: RankTables, rows: Int64Array) -> Passed:
         return categorical(np.array([categories.index(text) for text in texts], np.int64)[inverse], categories)
 
     ingoing, outgoing = (np.array([row[i] for row in read], np.int64)[inverse] for i in (0, 1))
-    return Passed(ingoing, outgoing, words(2), words(3))
+    return Passed(ingoing, outgoing, words(2), words(3), words(4))
 
 
-def _read(tables: RankTables, name: int, dims: int, types: int, concrete: int) -> tuple[int, int, str, str]:
-    """(elements in, elements out, splits in, splits out) of one call."""
+def _read(tables: RankTables, name: int, dims: int, types: int, concrete: int) -> tuple[int, int, str, str, str]:
+    """(elements in, elements out, splits in, splits out, element type) of one call."""
     text = tables.text(name)
     kind = kinds.kind_of_operator(text)
-    if kind is None or not text.startswith("c10d::"):
-        return NULL, NULL, "", ""
+    if kind is None or not text.startswith(_READ):
+        return NULL, NULL, "", "", ""
     sizes = argument_elements(tables.text(dims), tables.text(types))
+    dtype = argument_type(tables.text(types))
     first, second = (sizes[i] if i < len(sizes) else NULL for i in (0, 1))
     if kind in _ONE_ARGUMENT:
-        return first, (first if kind not in ("send", "barrier") else NULL), "", ""
+        return first, (first if kind not in ("send", "barrier") else NULL), "", "", dtype
+    if not text.startswith("c10d::"):  # the input comes first, the output is returned
+        return first, NULL, "", "", dtype
     splits = _splits(tables.text(concrete)) if text == "c10d::alltoall_base_" else ("", "")
-    return second, first, *splits
+    return second, first, *splits, dtype
 
 
 def _splits(concrete: str) -> tuple[str, str]:

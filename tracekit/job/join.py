@@ -165,7 +165,7 @@ def _operations(used: Sequence[Window], groups: ProcessGroups) -> pd.DataFrame:
     frames = [_one_window(index, window, groups) for index, window in enumerate(used)]
     frames = [f for f in frames if len(f)]
     if not frames:
-        columns = {name: schema.LOCAL_OPERATIONS.empty()[name] for name in ("source_rank", "destination_rank", "operator")}
+        columns = {name: schema.LOCAL_OPERATIONS.empty()[name] for name in ("source_rank", "destination_rank", "operator", "named_axis")}
         return schema.OPERATIONS.empty().assign(**columns)
     text = [c.name for c in (*schema.LOCAL_OPERATIONS.columns, *schema.OPERATIONS.columns) if c.dtype == "str"]
     united = pd.concat([f.drop(columns=[c for c in text if c in f]) for f in frames], ignore_index=True)
@@ -187,7 +187,7 @@ def _one_window(index: int, window: Window, groups: ProcessGroups) -> pd.DataFra
     numbers = np.append(window.steps.number, NULL)
     kind = np.asarray(local["kind"], dtype=object)
     numbers_kept = ("launch_ns", "seq", "in_elements", "out_elements", "stream")
-    columns = (*numbers_kept, "kind", "dtype", "in_split", "phase", "context", "operator", "kernel", "implementation")
+    columns = (*numbers_kept, "kind", "dtype", "in_split", "phase", "context", "operator", "kernel", "implementation", "named_axis")
     frame = local[["start_ns", "end_ns", *columns]].copy()
     frame["rank"] = np.int32(rank)
     frame["window"] = np.int32(index)
@@ -236,7 +236,9 @@ def _matched(
     axes = [g.axis for g in groups.groups]
     names = list(dict.fromkeys(["", *axes]))
     lookup = np.array([names.index(a) for a in axes] + [0], np.int64)
-    operations["axis"] = schema.categorical(lookup[operations["group"].to_numpy()], names)
+    axis = np.asarray(names, dtype=object)[lookup[operations["group"].to_numpy()]]
+    by_user = operations["named_axis"].astype("str").to_numpy()
+    operations["axis"] = pd.Categorical(np.where(axis == "", by_user, axis))
     notes = list(matched.notes)
     if clock.note is not None:
         notes.append(clock.note)

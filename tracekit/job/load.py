@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
+from tracekit.collectives.named import Named
 from tracekit.errors import InputError, UsageError
 from tracekit.executors import local
 from tracekit.executors.base import Executor, Lost
@@ -43,6 +44,7 @@ class LoadOptions:
     executor: Literal["threads", "processes", "dask"] | None = None
     memory_limit: int | None = None
     cache: str | None = None
+    named: Named = ()  # kernels that the user calls communication
 
 
 def load_job(paths: Sequence[str], options: LoadOptions, reducers: Reducers | None = None, progress: Progress | None = None) -> Job:
@@ -90,6 +92,7 @@ def _read_all(sources: Sequence[Source], options: LoadOptions, reducers: Reducer
         reducers=reducers,
         steps=options.steps,
         cache=options.cache,
+        named=options.named,
         threads=max(1, local.available_cores() // workers),
         progress=report.add if report is not None and shared else None,
         memory_limit=_snapshot_limit(options) // workers,

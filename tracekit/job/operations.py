@@ -7,82 +7,83 @@ a kernel called SendRecv may be any collective, an uneven all-gather runs as bro
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 
 from tracekit import schema
 from tracekit.collectives import kinds
+from tracekit.collectives.named import Named, named_class
 from tracekit.job.activity import DeviceWork, Work
-from tracekit.job.device import HOST_BACKENDS, LABEL, host_ranges
-from tracekit.job.host_calls import Passed, host_calls, passed
-from tracekit.job.shapes import TensorShapes, tensor_shapes
-from tracekit.trace import correlate
-from tracekit.trace.events import BoolArray, Category, Int32Array, Int64Array, RankTables
+from tracekit.job.calls import Links, batches, group
+from tracekit.job.communication import HOST_BACKENDS, LABEL, around, host_ranges, records
+from tracekit.job.host_calls import host_calls, passed
+from tracekit.job.shapes import tensor_shapes
+from tracekit.trace.events import DEVICE_WORK, BoolArray, Category, Int32Array, Int64Array, RankTables
 from tracekit.trace.steps import PHASE_NAMES, Phases, Steps
 from tracekit.units import NULL
 
-RECORDS = ("record_param_comms", LABEL)
 EVIDENCE = ("metadata", "operator", "annotation", "kernel_name")
 
 
-@dataclass(frozen=True)
-class Links:
-    """For each operation the host rows around the call (-1: none) and the row of the communication side table (-1: none)."""
-
-    anchor: Int64Array  # the host row that called it: launch, or the c10d operator of a host backend
-    own: Int64Array  # side-table row of the kernel itself
-    record: Int64Array  # side-table row of the enclosing record_param_comms
-    operator: Int64Array  # innermost operator that is a collective
-    annotation: Int64Array  # innermost backend annotation
-    context: Int64Array  # innermost other annotation
-
-
 def local_operations(
-    tables: RankTables, work: DeviceWork, phases: Phases, group_of: Int32Array, steps: Steps
+    tables: RankTables, work: DeviceWork, phases: Phases, group_of: Int32Array, steps: Steps, named: Named = ()
 ) -> tuple[pd.DataFrame, DeviceWork]:
     """The table schema.LOCAL_OPERATIONS, and the device work with ``operation`` filled in.
 
     ``group_of`` gives the local group of each row of ``tables.side["communication"]``.
     """
     at = np.flatnonzero(work.work == Work.COMMUNICATION)
-    operation = work.operation.copy()
-    operation[at] = np.arange(len(at), dtype=np.int32)
-    work = replace(work, operation=operation)
     if not len(at):
         return schema.LOCAL_OPERATIONS.empty(), work
-    links = _links(tables, work.row[at], work.launch_row[at], work.start[at])
-    shapes = tensor_shapes(tables, np.where(work.launch_row[at] < 0, work.row[at], -1))
-    arguments = passed(tables, np.where(work.launch_row[at] < 0, links.operator, -1))
-    kind, implementation, evidence = _kinds(tables, work.row[at], links)
-    called = np.full(len(at), NULL, np.int64)
+    pieces = _links(tables, work.row[at], work.launch_row[at], work.start[at])
+    grouped = group(tables, work.name[at].astype(np.int64), work.start[at], work.end[at], _streams(work, at), pieces)
+    links = pieces.at(grouped.piece)
+    shown = at[grouped.piece]
+    kinds_of_calls = np.asarray(_kinds(tables, work.row[shown], links, named)[0], dtype=object)
+    source, links = batches(tables, links, kinds_of_calls, records(tables))
+    shown = shown[source]
+    operation = work.operation.copy()
+    first = np.searchsorted(source, np.arange(len(grouped.piece)))  # of a batch the first edge
+    operation[at] = first[grouped.operation].astype(np.int32)
+    work = replace(work, operation=operation)
+    kind, implementation, evidence = _kinds(tables, work.row[shown], links, named)
+    called = np.full(len(shown), NULL, np.int64)
     known = links.anchor >= 0
     called[known] = tables.ts[links.anchor[known]]
-    launch_step = work.launch_step[at].copy()
-    on_host = known & (work.launch_row[at] < 0)
+    launch_step = work.launch_step[shown].copy()
+    on_host = known & (work.launch_row[shown] < 0)
     # gloo opens the range of a send behind the call that has already begun to move it.
-    begun = np.where(on_host & (np.asarray(kind) == "send"), called, work.start[at])
+    begun = np.where(on_host & (np.asarray(kind) == "send"), called, grouped.start[source])
     launch_step[on_host] = steps.index_at(called[on_host])
     frame = schema.LOCAL_OPERATIONS.frame(
         {
             "start_ns": begun,
-            "end_ns": work.end[at],
+            "end_ns": grouped.end[source],
             "launch_ns": called,
-            "step": work.step[at],
+            "step": steps.index_at(grouped.start[source]),
             "launch_step": launch_step,
             "kind": kind,
             "implementation": implementation,
             "evidence": evidence,
-            "stream": work.stream[at],
+            "stream": work.stream[shown],
             "phase": schema.categorical(phases.at(called), PHASE_NAMES),
             "context": texts(tables, _names(tables, links.context)),
             "operator": texts(tables, _names(tables, links.operator)),
-            "kernel": texts(tables, work.name[at]),
-            **_metadata(tables, links, shapes, arguments, group_of),
+            "kernel": texts(tables, work.name[shown]),
+            "kernels": grouped.pieces[source],
+            "waiting_ns": grouped.waiting[source],
+            "named_axis": _named_axes(tables, work.name[shown], named),
+            **_metadata(tables, work.launch_row[shown] < 0, work.row[shown], links, group_of),
         }
     )
     return schema.LOCAL_OPERATIONS.check(frame), work
+
+
+def _streams(work: DeviceWork, at: Int64Array) -> Int64Array:
+    """A number for the stream of each piece, devices apart."""
+    return np.unique(np.stack([work.device[at], work.stream[at]]), axis=1, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
 def texts(tables: RankTables, codes: Int32Array) -> pd.Categorical:
@@ -116,29 +117,33 @@ def _links(tables: RankTables, rows: Int64Array, launch: Int64Array, start: Int6
     calls = _coded_rows(tables, host, lambda text: kinds.kind_of_operator(text) is not None)
     annotations = _coded_rows(tables, host, lambda text: kinds.kind_of_annotation(text) is not None and not text.startswith(HOST_BACKENDS))
     contexts = _coded_rows(tables, tables.rows(Category.USER_ANNOTATION), is_context)
-    records = _coded_rows(tables, host, lambda text: text in RECORDS)
-    records = records[side.at(records) >= 0]
+    recorded = records(tables)
+    recorded = recorded[side.at(recorded) >= 0]
     anchor = launch.copy()
-    by_host = np.flatnonzero(~np.isin(tables.category[rows], [int(Category.KERNEL)]))
+    by_host = np.flatnonzero(~np.isin(tables.category[rows], [int(c) for c in DEVICE_WORK]))
     if len(by_host):
         anchor[by_host] = host_calls(tables, rows[by_host], start[by_host], calls)
-        labels = _is_label(tables, rows)
+        labels = tables.each_text(tables.name[rows], lambda text: text == LABEL)
         anchor[labels] = rows[labels]
-    inner, inverse = np.unique(anchor[anchor >= 0], return_inverse=True)
-
-    def around(outer: Int64Array) -> Int64Array:
-        result = np.full(len(rows), -1, np.int64)
-        result[anchor >= 0] = correlate.enclosing(tables, inner, outer)[inverse]
-        return result
-
-    operator = around(calls)
+    operator = around(tables, anchor, calls)
     operator[by_host] = anchor[by_host]
-    record = around(records)
-    return Links(anchor, side.at(rows), np.where(record >= 0, side.at(record), -1), operator, around(annotations), around(contexts))
+    return Links(
+        anchor=anchor,
+        own=side.at(rows),
+        record=around(tables, anchor, recorded),
+        barrier=around(tables, anchor, _barriers(tables, recorded, calls)),
+        operator=operator,
+        annotation=around(tables, anchor, annotations),
+        context=around(tables, anchor, contexts),
+    )
 
 
-def _is_label(tables: RankTables, rows: Int64Array) -> BoolArray:
-    return tables.each_text(tables.name[rows], lambda text: text == LABEL)
+def _barriers(tables: RankTables, recorded: Int64Array, calls: Int64Array) -> Int64Array:
+    """Records and operators of barriers; NCCL runs an all-reduce inside, with a record of its own."""
+    side = tables.side["communication"]
+    names = side.columns["Collective name"][side.at(recorded)] if len(recorded) else np.empty(0, np.int32)
+    by_record = recorded[tables.each_text(names, lambda text: kinds.kind_of_collective_name(text) == "barrier")]
+    return np.union1d(by_record, _coded_rows(tables, calls, lambda text: kinds.kind_of_operator(text) == "barrier"))
 
 
 def is_context(text: str) -> bool:
@@ -146,7 +151,7 @@ def is_context(text: str) -> bool:
     return kinds.kind_of_annotation(text) is None and not text.startswith("ProfilerStep")
 
 
-def _kinds(tables: RankTables, rows: Int64Array, links: Links) -> tuple[pd.Categorical, pd.Categorical, pd.Categorical]:
+def _kinds(tables: RankTables, rows: Int64Array, links: Links, named: Named) -> tuple[pd.Categorical, pd.Categorical, pd.Categorical]:
     side = tables.side["communication"]
     column = side.columns["Collective name"]
 
@@ -155,10 +160,11 @@ def _kinds(tables: RankTables, rows: Int64Array, links: Links) -> tuple[pd.Categ
         return lookup(tables, codes.astype(np.int32), lambda text: kinds.kind_of_collective_name(text) or "")
 
     names = tables.name[rows]
-    by_kernel = lookup(tables, names, _kind_of_kernel)
+    by_kernel = lookup(tables, names, lambda text: _kind_of_kernel(text, named))
     sources = [
+        (np.where(links.barrier >= 0, "barrier", "").astype(object), 0),
         (of_side(links.own), 0),
-        (of_side(links.record), 0),
+        (of_side(_side_rows(tables, links.record)), 0),
         (lookup(tables, _names(tables, links.operator), lambda t: kinds.kind_of_operator(t) or ""), 1),
         (lookup(tables, _names(tables, links.annotation), lambda t: kinds.kind_of_annotation(t) or ""), 2),
         (by_kernel, 3),
@@ -172,30 +178,57 @@ def _kinds(tables: RankTables, rows: Int64Array, links: Links) -> tuple[pd.Categ
         kind[new] = values[new]
         evidence[new] = level
         decided |= new
-    implementation = lookup(tables, names, _implementation)
+    implementation = lookup(tables, names, lambda text: _implementation(text, named))
     return pd.Categorical(kind), implementation, schema.categorical(evidence, EVIDENCE)
 
 
-def _kind_of_kernel(text: str) -> str:
+def _side_rows(tables: RankTables, rows: Int64Array) -> Int64Array:
+    """Rows of the communication side table of these events; -1 for none."""
+    return np.where(rows >= 0, tables.side["communication"].at(np.maximum(rows, 0)), -1)
+
+
+def _named_axes(tables: RankTables, names: Int32Array, named: Named) -> pd.Categorical:
+    """The axis that the user named for kernels of these names; '' for none."""
+
+    def axis(text: str) -> str:
+        found = named_class(text, named)
+        return found[1] if found is not None else ""
+
+    return lookup(tables, names, axis)
+
+
+def _kind_of_kernel(text: str, named: Named) -> str:
+    by_user = named_class(text, named)
+    if by_user is not None:
+        return by_user[0].kind
     found = kinds.kernel_class(text)
     if found is not None:
         return found.kind
     return kinds.kind_of_annotation(text) or ""
 
 
-def _implementation(text: str) -> str:
+def _implementation(text: str, named: Named) -> str:
+    if named_class(text, named) is not None:
+        return "named"
     found = kinds.kernel_class(text)
     if found is not None:
         return found.implementation
     return text.partition(":")[0] if text.startswith(HOST_BACKENDS) else "unknown"
 
 
-def _metadata(tables: RankTables, links: Links, shapes: TensorShapes, arguments: Passed, group_of: Int32Array) -> dict[str, object]:
+def _metadata(tables: RankTables, host: BoolArray, rows: Int64Array, links: Links, group_of: Int32Array) -> dict[str, object]:
+    """What is known of the arguments of each call, by metadata, else by the operator's shapes, else by those of the backend's range.
+
+    ``host``: the pieces that are themselves ranges of a host backend, whose shapes are those of the event in ``rows``.
+    """
     side = tables.side["communication"]
+    record = _side_rows(tables, links.record)
+    arguments = passed(tables, links.operator)
+    shapes = tensor_shapes(tables, np.where(host, rows, links.annotation))
 
     def number(name: str) -> Int64Array:
         result = np.full(len(links.own), NULL, np.int64)
-        for at in (links.record, links.own):  # the kernel's own value wins over the record's
+        for at in (record, links.own):  # the kernel's own value wins over the record's
             values = side.columns[name][np.maximum(at, 0)] if len(side) else result
             use = (at >= 0) & (values != NULL)
             result[use] = values[use]
@@ -203,25 +236,26 @@ def _metadata(tables: RankTables, links: Links, shapes: TensorShapes, arguments:
 
     def code(name: str) -> Int32Array:
         result = np.zeros(len(links.own), np.int32)
-        for at in (links.record, links.own):
+        for at in (record, links.own):
             values = side.columns[name][np.maximum(at, 0)] if len(side) else result
             use = (at >= 0) & (values > 0)
             result[use] = values[use]
         return result
 
     group = np.full(len(links.own), -1, np.int32)
-    for at in (links.record, links.own):
+    for at in (record, links.own):
         values = group_of[np.maximum(at, 0)] if len(side) else group
         use = (at >= 0) & (values >= 0)
         group[use] = values[use]
     ingoing, outgoing = number("In msg nelems"), number("Out msg nelems")
+    shown_in = np.where(host | (arguments.in_elements == NULL), shapes.elements, arguments.in_elements)
     recorded = (ingoing != NULL) | (outgoing != NULL)
     dtype = lookup(tables, code("dtype"), lambda text: kinds.element_type(text)[0] if text else "")
     return {
         "group": group,
         "seq": number("Seq"),
-        "dtype": _filled(dtype, shapes.dtype),
-        "in_elements": np.where(recorded, ingoing, shapes.elements),
+        "dtype": _filled(_filled(dtype, arguments.dtype), shapes.dtype),
+        "in_elements": np.where(recorded, ingoing, shown_in),
         "out_elements": np.where(recorded, outgoing, arguments.out_elements),
         "in_split": _filled(lookup(tables, code("In split size"), _split), arguments.in_split),
         "out_split": _filled(lookup(tables, code("Out split size"), _split), arguments.out_split),

@@ -82,6 +82,16 @@ def argument_elements(dims: str, types: str) -> list[int]:
     return sizes
 
 
+def argument_type(types: str) -> str:
+    """Element type of the first argument of an operator that shows one; '' where none does."""
+    try:
+        names = msgspec.json.decode(types) if types else []
+    except msgspec.DecodeError:
+        return ""
+    found = [_dtype(names, index) for index in range(2)]
+    return next((dtype for dtype in found if dtype and element_type(dtype)[1] is not None), "")
+
+
 def _scalars(argument: Any, name: Any) -> list[int]:
     """One element for each tensor without dimensions: ``[]`` of an element type, or each ``[]`` in a list of tensors."""
     if not isinstance(argument, list):

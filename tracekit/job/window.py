@@ -10,10 +10,12 @@ import msgspec
 import numpy as np
 import pandas as pd
 
+from tracekit.collectives.named import Named
 from tracekit.errors import InputError
 from tracekit.job import recorded
 from tracekit.job.activity import Activity, Window
-from tracekit.job.device import HOST_BACKENDS, device_work
+from tracekit.job.communication import HOST_BACKENDS
+from tracekit.job.device import device_work
 from tracekit.job.memory_window import read_memory_window
 from tracekit.job.operations import local_operations
 from tracekit.manifest import Calls, Manifest, Owners
@@ -31,6 +33,9 @@ from tracekit.trace import durations
 from tracekit.trace.events import Coverage, RankTables
 from tracekit.trace.steps import Steps, find_phases, find_steps
 
+#: Who carries out the collectives of torch's process groups.
+_OF_TORCH = (*(backend.rstrip(":") for backend in HOST_BACKENDS), "nccl", "rccl", "nccl_symmetric", "vendor_ccl", "oneccl", "hccl")
+
 Reducers = Mapping[str, Callable[[Activity], Any]]
 
 
@@ -41,6 +46,7 @@ class Task:
     reducers: Reducers = field(default_factory=dict)
     steps: tuple[int | None, int | None] | None = None
     cache: str | None = None
+    named: Named = ()  # kernels that the user calls communication
     threads: int = 2
     progress: Callable[[int], None] | None = None
     memory_limit: int | None = None  # of reading one memory snapshot [bytes]
@@ -81,14 +87,16 @@ def reduce_window(tables: RankTables, name: str, task: Task, manifest: Manifest 
     if manifest is not None and identity.rank is not None and identity.rank != manifest.rank:
         tables.coverage.note(note("manifest_of_other_rank", rank=identity.rank, manifest=manifest.rank))
         manifest = None
-    activity = build_activity(tables, task.steps, manifest)
+    activity = build_activity(tables, task.steps, manifest, task.named)
     reduced = {analysis: reducer(activity) for analysis, reducer in task.reducers.items()}
     for found in identity.notes:
         tables.coverage.note(found)
     return _window(activity, identity, reduced)
 
 
-def build_activity(tables: RankTables, steps: tuple[int | None, int | None] | None = None, manifest: Manifest | None = None) -> Activity:
+def build_activity(
+    tables: RankTables, steps: tuple[int | None, int | None] | None = None, manifest: Manifest | None = None, named: Named = ()
+) -> Activity:
     """Everything a per-rank analysis looks at. ``steps``: numbers (from, to), half open, that are to be looked at."""
     span = durations.span(tables)
     found = find_steps(tables)
@@ -96,10 +104,10 @@ def build_activity(tables: RankTables, steps: tuple[int | None, int | None] | No
     if steps is not None:
         found = _chosen_steps(found, steps)
     groups, group_of = local_groups(tables)
-    work, on_cpu = device_work(tables, found, span)
+    work, on_cpu = device_work(tables, found, span, named)
     if steps is not None:
         work = work.where((work.step >= 0) | (work.launch_step >= 0))
-    operations, work = local_operations(tables, work, phases, group_of, found)
+    operations, work = local_operations(tables, work, phases, group_of, found, named)
     if manifest is not None:
         recorded.add_groups(groups, manifest)
         recorded.add_calls(tables, operations, groups, manifest)
@@ -108,13 +116,13 @@ def build_activity(tables: RankTables, steps: tuple[int | None, int | None] | No
 
 
 def _give_the_only_group(tables: RankTables, operations: pd.DataFrame, groups: list[LocalGroup]) -> None:
-    """A host backend records no group; where the rank is in just one of two ranks or more, its operations can only be there.
+    """Where the rank is in just one group of two ranks or more, its operations whose group is not recorded can only be there.
 
-    Not for kernels: communication of an accelerator also runs outside of torch's process groups.
+    Not for kernels that only their name tells: libraries have communicators of their own.
     """
     larger = [number for number, group in enumerate(groups) if group.size != 1]
-    on_host = operations["implementation"].isin([backend.rstrip(":") for backend in HOST_BACKENDS]).to_numpy()
-    lost = on_host & (operations["group"] < 0).to_numpy()
+    of_torch = (operations["evidence"] != "kernel_name").to_numpy() | operations["implementation"].isin(_OF_TORCH).to_numpy()
+    lost = of_torch & (operations["group"] < 0).to_numpy()
     if len(larger) == 1 and lost.any():
         operations.loc[lost, "group"] = larger[0]
         name = groups[larger[0]].description or groups[larger[0]].name

@@ -19,6 +19,8 @@ TORCH_CUTS_AT = 30
 MOST_GROUPS = 4096
 #: Members of all rank lists of one trace that are built rather than read.
 _MOST_BUILT = 4 * LARGEST_WORLD
+#: Collective names of records that move nothing.
+_MOVES_NOTHING = ("wait", "init", "pg_init", "split", "abort")
 _TEXTS = ("Process Group Name", "Process Group Description", "Process Group Ranks")
 _NUMBERS = ("Process Group ID", "Group size", "Global rank start", "Global rank stride")
 
@@ -157,6 +159,9 @@ def _mentions(tables: RankTables, world: _World) -> tuple[list[_Mention | None],
     if not len(side):
         return [], np.empty(0, np.int64)
     columns = [side.columns[name].astype(np.int64) for name in (*_TEXTS, *_NUMBERS)]
+    # Records of waits name their group and call it a group of one: what moves nothing says nothing of who is in a group.
+    silent = tables.each_text(side.columns["Collective name"], lambda text: text in _MOVES_NOTHING)
+    columns = [np.where(silent, 0 if index < len(_TEXTS) else NULL, column) for index, column in enumerate(columns)]
     combined = np.zeros(len(side), np.int64)
     for column in columns:  # the combination so far and the next column, both counted from 0: their product fits
         values, codes = np.unique(column, return_inverse=True)

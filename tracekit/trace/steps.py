@@ -66,8 +66,8 @@ _ITERATION = re.compile(r"(?:## )?(?:(?:train|training|global)[ _-]?)?(?:iterati
 
 #: What names say of the phase, in the order of PHASE_NAMES[1:]. A name that says two things ("forward_backward") says nothing.
 _PHASES = (
-    re.compile(r"(?:^|[^a-z])forward(?:[^a-z]|$)|^PP:\d+F\d+", re.I),
-    re.compile(r"(?:^|[^a-z])backward(?:[^a-z]|$)|^PP:\d+[BIW]\d+", re.I),
+    re.compile(r"(?:^|[^a-z])forward(?:[^a-z]|$)|^PP:\d+F\d+|^\w+\(F\)$", re.I),
+    re.compile(r"(?:^|[^a-z])backward(?:[^a-z]|$)|^PP:\d+[BIW]\d+|^\w+\([BW]\)$", re.I),
     re.compile(r"^Optimizer\.(?:step|zero_grad)|(?:^|[^a-z])optim(?:i[sz]er)?(?:[^a-z]|$)", re.I),
 )
 _FORWARD, _BACKWARD, _OPTIMIZER = 1, 2, 3
