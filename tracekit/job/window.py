@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import msgspec
@@ -12,7 +12,7 @@ import pandas as pd
 
 from tracekit.collectives.named import Named
 from tracekit.errors import InputError
-from tracekit.job import recorded
+from tracekit.job import recorded, window_cache
 from tracekit.job.activity import Activity, Window
 from tracekit.job.communication import HOST_BACKENDS
 from tracekit.job.device import device_work
@@ -52,8 +52,27 @@ class Task:
     memory_limit: int | None = None  # of reading one memory snapshot [bytes]
 
 
+#: Parts of a Task that change how a file is read, not what is read of it.
+_NO_MATTER = {"reducers", "cache", "threads", "progress", "memory_limit"}
+
+
 def read_window(source: Source, task: Task) -> Window | Coverage:
     """The window of one file; its Coverage where nothing of it could be used. Raises MemoryError where memory does not suffice."""
+    if task.cache is None:
+        return _read_afresh(source, task)
+    settings = [sorted(task.reducers), *(getattr(task, part.name) for part in fields(task) if part.name not in _NO_MATTER)]
+    window = window_cache.load(source, settings, task.cache)
+    if window is not None:
+        if task.progress is not None:
+            task.progress(source.size)
+        return window
+    result = _read_afresh(source, task)
+    if isinstance(result, Window):
+        window_cache.store(source, settings, result, task.cache)
+    return result
+
+
+def _read_afresh(source: Source, task: Task) -> Window | Coverage:
     if is_snapshot_name(source.name):
         return read_memory_window(source, task.progress, task.memory_limit)
     try:

@@ -1,0 +1,123 @@
+"""What all analyses keep of one file, kept for the next time: a second look at the same traces reads no events at all.
+
+An entry is a pickled Window behind a checksum. It is believed only in a folder that nobody else can write (``cache_folder.distrust``), and
+its unpickler knows the classes of a Window and refuses any other name. An entry is good for one file and its manifest (path, size, time of
+last change), one choice of steps, one set of analyses, and one state of tracekit's own code.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import json
+import os
+import pickle
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import tracekit
+from tracekit.files import write_atomically
+from tracekit.job.activity import Window
+from tracekit.readers import remote
+from tracekit.readers.cache_folder import distrust
+from tracekit.readers.manifest import beside
+from tracekit.readers.sources import Source
+
+_ENDING = ".window"
+_MAGIC = b"TRKWIND1"
+_HEAD = len(_MAGIC) + 4  # CRC-32 of what follows
+_MOST_BYTES = 1 << 30
+#: What arrays, tables and text columns are rebuilt by; nothing of it opens, imports or runs anything.
+_ALLOWED = {
+    ("builtins", "slice"),
+    ("builtins", "set"),
+    ("builtins", "frozenset"),
+    ("numpy", "dtype"),
+    ("numpy", "ndarray"),
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "scalar"),
+    ("numpy._core.numeric", "_frombuffer"),
+    ("pandas", "Categorical"),
+    ("pandas", "CategoricalDtype"),
+    ("pandas", "DataFrame"),
+    ("pandas", "Index"),
+    ("pandas", "RangeIndex"),
+    ("pandas", "StringDtype"),
+    ("pandas._libs.arrays", "__pyx_unpickle_NDArrayBacked"),
+    ("pandas._libs.internals", "_unpickle_block"),
+    ("pandas.arrays", "ArrowStringArray"),
+    ("pandas.core.indexes.base", "_new_Index"),
+    ("pandas.core.internals.managers", "BlockManager"),
+    ("pyarrow.lib", "_restore_array"),
+    ("pyarrow.lib", "py_buffer"),
+    ("pyarrow.lib", "type_for_alias"),
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        """The classes of a Window; UnpicklingError for any other name."""
+        if (module, name) in _ALLOWED:
+            return super().find_class(module, name)
+        found = super().find_class(module, name) if module.startswith("tracekit.") else None
+        if not isinstance(found, type) or found.__module__ != module or issubclass(found, BaseException):
+            raise pickle.UnpicklingError(f"{module}.{name} is no part of a window")
+        return found
+
+
+def load(source: Source, settings: Iterable[object], directory: str | Path) -> Window | None:
+    """The window of a source as it was stored under these settings; None where there is no good entry."""
+    path = _entry(source, settings, directory)
+    if path is None or distrust(directory):
+        return None
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES)
+        body = data[_HEAD:]
+        if data[: len(_MAGIC)] != _MAGIC or data[len(_MAGIC) : _HEAD] != zlib.crc32(body).to_bytes(4, "little"):
+            return None
+        window = _Unpickler(io.BytesIO(body)).load()
+    except (OSError, pickle.UnpicklingError, ValueError, TypeError, KeyError, AttributeError, ImportError, EOFError, IndexError):
+        return None
+    return window if isinstance(window, Window) else None
+
+
+def store(source: Source, settings: Iterable[object], window: Window, directory: str | Path) -> None:
+    """Keep a window for the next time, where that is possible."""
+    path = _entry(source, settings, directory)
+    if path is None or distrust(directory):
+        return
+    body = pickle.dumps(window, protocol=5)
+    try:
+        Path(directory).mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_atomically(path, [_MAGIC, zlib.crc32(body).to_bytes(4, "little"), body])
+    except OSError:
+        return
+
+
+def _entry(source: Source, settings: Iterable[object], directory: str | Path) -> Path | None:
+    """None for a file whose changes, or whose manifest's, would not be noticed."""
+    if source.mtime == 0 or remote.is_url(source.url):
+        return None
+    manifest = beside(source)
+    facts = [source.url, source.name, source.size, source.mtime, None if manifest is None else _state(manifest.url), _code(), *settings]
+    return Path(directory) / (hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:40] + _ENDING)
+
+
+def _state(path: str) -> list[int] | None:
+    try:
+        status = os.stat(path)  # noqa: PTH116 - a name that is no path is no error here
+    except (OSError, ValueError):
+        return None
+    return [status.st_size, status.st_mtime_ns]
+
+
+@functools.cache
+def _code() -> str:
+    """Changes with any file of tracekit: an entry of other code is of no use."""
+    root = Path(tracekit.__file__).parent
+    files = sorted((str(path.relative_to(root)), _state(str(path))) for path in root.rglob("*.py"))
+    return hashlib.sha256(json.dumps([tracekit.__version__, files]).encode()).hexdigest()
