@@ -16,9 +16,10 @@ from tracekit.analyses import comparison
 from tracekit.analyses.collectives.links import cost, links
 from tracekit.analyses.comparison.curve import moment_times, most_allocated
 from tracekit.analyses.comparison.implied import lines as implied
+from tracekit.analyses.comparison.lines import DIFFERS, MATCH, NOT_MEASURED, line
 from tracekit.analyses.comparison.predicted import Key, Prediction, Volume, predict
-from tracekit.analyses.comparison.rows import DIFFERS, MATCH, NOT_MEASURED, cause, line, traffic_lines
 from tracekit.analyses.comparison.time import class_times, step_times
+from tracekit.analyses.comparison.traffic import cause, traffic_lines
 from tracekit.estimate.hardware import HARDWARE
 from tracekit.job.load import LoadOptions, load_job
 from tracekit.job.model import Job

@@ -117,3 +117,9 @@ def path_of(device: Hardware, size: int, stride: int) -> Path:
         return Path(1, size, device.inside.gb_s, device.inside.latency_us)
     limit = device.inside.gb_s if inside > 1 else device.outside.gb_s
     return Path(nodes, inside, min(limit, inside * device.outside.gb_s), device.outside.latency_us)
+
+
+def hardware_of(device: str) -> Hardware | None:
+    """The preset whose name is a word of the device's name (``NVIDIA H100 80GB HBM3``); None for any other."""
+    words = device.lower().replace("-", " ").split()
+    return next((preset for name, preset in HARDWARE.items() if name in words), None)

@@ -10,7 +10,7 @@ from collections import Counter
 
 import pandas as pd
 
-from tracekit.analyses.comparison.rows import UNSIZED, Line, line
+from tracekit.analyses.comparison.lines import UNSIZED, Line, line
 from tracekit.job.model import Job
 
 

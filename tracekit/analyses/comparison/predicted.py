@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from tracekit.errors import UsageError
 from tracekit.estimate.communication import model_parallel
 from tracekit.estimate.estimate import check, chunk_activations, estimate_parameters, local_parameters
-from tracekit.estimate.hardware import HARDWARE, Hardware
+from tracekit.estimate.hardware import HARDWARE
 from tracekit.estimate.memory import RankMemory, rank_memory
 from tracekit.estimate.model_state import ModelState
 from tracekit.estimate.parameters import stage_chunks
@@ -113,9 +113,3 @@ def routed_bytes(prediction: Prediction, balanced: Volume, step: int) -> int | N
         return None
     choices, sent, arrived = rows
     return balanced.full_bytes + (sent + arrived - 2 * choices) * found.shape.hidden * found.plan.recipe.autograd
-
-
-def hardware_of(device: str) -> Hardware | None:
-    """The preset whose name is a word of the device's name (``NVIDIA H100 80GB HBM3``); None for any other."""
-    words = device.lower().replace("-", " ").split()
-    return next((preset for name, preset in HARDWARE.items() if name in words), None)

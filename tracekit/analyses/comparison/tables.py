@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from tracekit.analyses.collectives.links import Link
-from tracekit.analyses.comparison.rows import DIFFERS, MATCH, NOT_MEASURED, Line
+from tracekit.analyses.comparison.lines import DIFFERS, MATCH, NOT_MEASURED, Line
 from tracekit.estimate.hardware import Hardware
 from tracekit.findings import Table
 from tracekit.schema import Column, table

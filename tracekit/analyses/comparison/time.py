@@ -11,8 +11,8 @@ import numpy as np
 
 from tracekit.analyses import breakdown
 from tracekit.analyses.collectives.links import Link, cost
+from tracekit.analyses.comparison.lines import NOT_MEASURED, TIME, Line, line
 from tracekit.analyses.comparison.predicted import Prediction
-from tracekit.analyses.comparison.rows import NOT_MEASURED, TIME, Line, line
 from tracekit.errors import UsageError
 from tracekit.estimate.estimate import Estimate, estimate
 from tracekit.estimate.hardware import Hardware

@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from tracekit.errors import UsageError
-from tracekit.simulate.pipeline.order import order as simulated_order
 
 UNKNOWN = "unknown"
 
@@ -68,6 +67,8 @@ def _interleaved(orders: Orders) -> tuple[str, str]:
 def _zero_bubble(orders: Orders, held: Mapping[int, Sequence[int]], stages: int, micro_batches: int, several: bool) -> str:
     if several:
         return "zbv" if all(len(own) == 2 and sum(own) == stages - 1 for own in held.values()) else "interleaved_zero_bubble"
+    from tracekit.simulate.pipeline.order import order as simulated_order  # loaded where a schedule is looked at that closely
+
     for name in ("zb_h1", "zb_h2"):
         try:
             wanted = {own[0]: simulated_order(name, stages, micro_batches, 1, own[0]) for own in held.values()}
