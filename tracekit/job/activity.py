@@ -80,6 +80,7 @@ class Activity:
     on_cpu: bool
     window: tuple[int, int]  # first start and last end of what happened, ns
     manifest: Manifest | None = None  # what the recorder wrote beside the trace
+    chosen: bool = False  # ``steps`` are some of the trace's steps, as the user wanted
 
     @property
     def coverage(self) -> Coverage:

@@ -120,6 +120,7 @@ def build_activity(
     span = durations.span(tables)
     found = find_steps(tables)
     phases = find_phases(tables)
+    every = len(found)
     if steps is not None:
         found = _chosen_steps(found, steps)
     groups, group_of = local_groups(tables)
@@ -131,7 +132,7 @@ def build_activity(
         recorded.add_groups(groups, manifest)
         recorded.add_calls(tables, operations, groups, manifest)
     _give_the_only_group(tables, operations, groups)
-    return Activity(tables, found, phases, work, operations, groups, on_cpu, span, manifest)
+    return Activity(tables, found, phases, work, operations, groups, on_cpu, span, manifest, 0 < len(found) < every)
 
 
 def _give_the_only_group(tables: RankTables, operations: pd.DataFrame, groups: list[LocalGroup]) -> None:

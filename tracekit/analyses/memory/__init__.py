@@ -22,7 +22,6 @@ from tracekit.job.model import Job
 from tracekit.memory.summary import DeviceMemory, of_trace
 from tracekit.notes import text_note
 from tracekit.schema import Column, table
-from tracekit.trace.steps import find_steps
 from tracekit.units import NS_PER_US, NULL
 from tracekit.vocabulary import CATEGORIES
 
@@ -53,8 +52,7 @@ def reduce(activity: Activity) -> list[DeviceMemory] | None:
     if not len(activity.tables.side["memory"]):
         return None
     manifest, steps = activity.manifest, activity.steps
-    chosen = len(steps) > 0 and len(steps) < len(find_steps(activity.tables))  # --steps: the peak of these steps is wanted
-    span = (int(steps.start[0]), int(steps.end[-1])) if chosen else None
+    span = (int(steps.start[0]), int(steps.end[-1])) if activity.chosen else None  # the peak of these steps is wanted
     found = of_trace(activity.tables, activity.phases, steps, manifest.owners if manifest is not None else None, span)
     for device in found:
         for note in device.notes:
