@@ -53,7 +53,7 @@ def document(*arguments: str | Path) -> dict:
 
 
 def test_an_answer_with_its_tables():
-    result = run("--model", "llama3-70b", "--mesh", "pp=4,dp_shard=8,tp=8", "--global-batch", "512", "--recompute", "selective")
+    result = run("--model", "llama3-70b", "--mesh", "pp=4,dp_shard=8,tp=8", "--global-batch", "512", "--recompute", "full")
     assert (result.exit_code, result.stderr) == (0, "")
     assert "It fits: at most" in result.stdout
     assert "first stage 0" in result.stdout and "middle stages 1–2" in result.stdout and "last stage 3" in result.stdout

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from tracekit.estimate.parameters import ROOT
 from tracekit.estimate.plan import Plan
-from tracekit.estimate.saved import FULL, ID, MASK, Sizes, expert_rows, layer_saved, norm_saved, sent_rows, tokens
+from tracekit.estimate.saved import FULL, ID, MASK, Sizes, every_other_product, expert_rows, layer_saved, norm_saved, sent_rows, tokens
 from tracekit.estimate.shape import ModelShape
 
 #: Parts whose gradients are there when attention's core computes its own.
@@ -41,8 +41,8 @@ class Activations:
     the embedding's output; ``backward`` the moments of a unit's backward, with
     what is computed again for it. ``logits_saved`` stays from the loss to its backward, ``logits_forward`` and ``logits_backward`` are the
     most that logits, their copies and gradients take in each, ``logits_gradient`` what is left for the head's backward,
-    ``logits_output`` the logits themselves, which a pipeline's last stage keeps as its output. ``inputs``: token
-    ids and targets.
+    ``logits_output`` the logits themselves, which a pipeline's last stage keeps as its output, ``logits_idle`` their segment where it is
+    free in the loss's backward, too small for gradients in fp32. ``inputs``: token ids and targets.
     """
 
     saved: Mapping[str, int]
@@ -54,6 +54,7 @@ class Activations:
     logits_backward: int = 0
     logits_gradient: int = 0
     logits_output: int = 0
+    logits_idle: int = 0
     inputs: int = 0
 
 
@@ -63,7 +64,9 @@ def layer_bytes(shape: ModelShape, plan: Plan, layer: int) -> tuple[int, int]:
     everything = sum(tensor.bytes for tensor in saved)
     if plan.batch.recompute == "full":
         return checkpoint_bytes(shape, plan), everything
-    core = sum(tensor.bytes for tensor in saved if tensor.core) if plan.batch.recompute == "selective" else 0
+    if plan.batch.recompute == "selective-torchtitan":
+        return sum(tensor.bytes for tensor in every_other_product(shape, plan, layer)), everything
+    core = sum(tensor.bytes for tensor in saved if tensor.core) if plan.batch.recompute.startswith("selective") else 0
     return everything - core, core
 
 
@@ -111,18 +114,21 @@ def stage_activations(shape: ModelShape, plan: Plan, layers: list[int], first: b
     return Activations(saved, stream, embedding, backward, *_logits(shape, plan), inputs)
 
 
-def _logits(shape: ModelShape, plan: Plan) -> tuple[int, int, int, int, int]:
-    """(saved, most in forward, most in backward, gradient for the head, output) of logits [bytes].
+def _logits(shape: ModelShape, plan: Plan) -> tuple[int, int, int, int, int, int]:
+    """(saved, most in forward, most in backward, gradient for the head, output, idle) of logits [bytes].
 
     Forward: logits as computed, a copy in fp32 where they are not, and their log-softmax, which is saved. Backward: that, its gradient and
     the gradient of what it was made of, 12 T V bytes; then one gradient in the type of the logits. A fused loss holds the saved tensor.
+    Where the loss works on shards of the vocabulary, DTensor puts the gradient together from two tensors of its size
+    (torch/distributed/tensor/parallel/loss.py, ``_nll_loss_and_log_softmax_backward``).
     """
-    full, own = logits_bytes(shape, plan, FULL), logits_bytes(shape, plan, plan.recipe.autograd)
+    full, own = logits_bytes(shape, plan, FULL), logits_bytes(shape, plan, plan.recipe.activation)
     if plan.implementation.fused_loss:
-        return full, full, full, full, 0
+        return full, full, full, full, 0, 0
     held = own if plan.implementation.keeps_logits or plan.mesh.pp > 1 else 0
-    forward = full + own + (full if plan.recipe.autograd != FULL else 0)
-    return full, forward, 3 * full + held, own + held, own
+    forward = full + own + (full if plan.recipe.activation != FULL else 0)
+    divided = plan.mesh.tp > 1 and plan.vocabulary_parallel and plan.vocabulary_parallel_loss
+    return full, forward, (4 if divided else 3) * full + held, own + held, own, own - held if own < full else 0
 
 
 def block_backward(shape: ModelShape, plan: Plan, layer: int) -> tuple[BackwardStep, ...]:

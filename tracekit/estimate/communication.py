@@ -60,7 +60,7 @@ def _tensor(shape: ModelShape, plan: Plan, layer: int, again: int) -> Iterator[T
     A layer of undivided experts (etp 1) has only attention's pair with sequence parallelism, as its tokens are divided already, and where
     every rank computes all experts' outputs itself.
     """
-    m, t, e = plan.batch.micro_batches, plan.mesh.tp, plan.recipe.autograd
+    m, t, e = plan.batch.micro_batches, plan.mesh.tp, plan.recipe.activation
     full = tokens(shape, plan) * shape.hidden * e
     alone = plan.sequence_parallel or plan.mesh.expert_copies
     blocks = 1 if shape.has_experts(layer) and alone and plan.mesh.etp == 1 and t > 1 else 2
@@ -76,7 +76,7 @@ def _tensor(shape: ModelShape, plan: Plan, layer: int, again: int) -> Iterator[T
 
 def _context(shape: ModelShape, plan: Plan, again: int) -> Iterator[Traffic]:
     """Gradients of keys and values are summed in fp32. Ulysses repeats heads of keys and values until the ranks divide them."""
-    m, c, e = plan.batch.micro_batches, plan.mesh.cp, plan.recipe.autograd
+    m, c, e = plan.batch.micro_batches, plan.mesh.cp, plan.recipe.activation
     stride = stride_of(plan, "cp")
     local = tokens(shape, plan)
 
@@ -119,7 +119,7 @@ def _expert(shape: ModelShape, plan: Plan, layer: int, again: int) -> Iterator[T
         return
     m = plan.batch.micro_batches
     share = 1 if plan.mesh.expert_copies else plan.mesh.tp
-    full = -(-expert_rows_sent(shape, plan, tokens(shape, plan)) * shape.hidden * plan.recipe.autograd // share)
+    full = -(-expert_rows_sent(shape, plan, tokens(shape, plan)) * shape.hidden * plan.recipe.activation // share)
     if plan.implementation.expert_counts:
         counts = COUNT * shape.experts
         yield Traffic("ep", "expert_dispatch", "all_to_all", "forward", plan.mesh.ep, plan.mesh.etp, m, counts)
@@ -136,7 +136,7 @@ def _ends(shape: ModelShape, plan: Plan, first: bool, last: bool) -> Iterator[Tr
     """
     t, m, divided = plan.mesh.tp, plan.batch.micro_batches, plan.vocabulary_parallel
     count = tokens(shape, plan)
-    full = count * shape.hidden * plan.recipe.autograd
+    full = count * shape.hidden * plan.recipe.activation
     purpose = "sequence_parallel" if plan.sequence_parallel else "tensor_parallel"
 
     def row(kind: str, phase: str, calls: int = m, size: int = full, what: str = purpose) -> Traffic:
@@ -156,7 +156,7 @@ def _ends(shape: ModelShape, plan: Plan, first: bool, last: bool) -> Iterator[Tr
     if last and divided and plan.vocabulary_parallel_loss:
         yield row("all_reduce", "forward", 3 * m, SUMMED * count, "loss")
     elif last and divided:
-        yield row("all_gather", "forward", m, count * shape.vocabulary * plan.recipe.autograd)
+        yield row("all_gather", "forward", m, count * shape.vocabulary * plan.recipe.activation)
 
 
 def _norm_gradients(plan: Plan, parameters: Sequence[Parameter]) -> Iterator[Traffic]:
@@ -173,7 +173,7 @@ def _pipeline(shape: ModelShape, plan: Plan, stage: int, first: bool, last: bool
     if p == 1:
         return
     t = plan.mesh.tp if plan.sequence_parallel else 1
-    full = boundary_bytes(shape.sequence, plan.batch.micro_batch, shape.hidden, plan.recipe.autograd, t, plan.mesh.cp)
+    full = boundary_bytes(shape.sequence, plan.batch.micro_batch, shape.hidden, plan.recipe.activation, t, plan.mesh.cp)
     stride = stride_of(plan, "pp")
     sent = messages_sent(plan.schedule, p, m, v)[stage]
     forward = m * v - (m if last else 0)

@@ -22,6 +22,7 @@ from tracekit.estimate.parameters import (
 )
 from tracekit.estimate.pipeline import bubble_share
 from tracekit.estimate.plan import Plan
+from tracekit.estimate.saved import computed_again
 from tracekit.estimate.shape import ModelShape, parameters
 from tracekit.estimate.time import Assumptions, StageTime, StepTime, stage_time, step_time
 from tracekit.estimate.traffic import Traffic, data_parallel, merged
@@ -215,8 +216,8 @@ def _stage_flops(shape: ModelShape, plan: Plan, held: Sequence[Parameter], layer
     if shape.tied_embeddings and stage == mesh.pp - 1:
         outside += shape.vocabulary * shape.hidden / (mesh.tp if plan.vocabulary_parallel else 1)
     attention = layers * flops.attention_flops_a_token(shape, batch.causal) / mesh.tp
-    again = {"none": 0.0, "selective": attention, "full": 2 * inside + attention}[batch.recompute]
-    return tokens * (2 * (inside + outside) + attention), tokens * again
+    again = {"none": 0.0, "full": 2 * inside + attention, "selective-torchtitan": 2 * inside * computed_again(shape)}
+    return tokens * (2 * (inside + outside) + attention), tokens * again.get(batch.recompute, attention)
 
 
 def estimate_parameters(

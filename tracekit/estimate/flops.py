@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tracekit.estimate.parameters import Parameter
+from tracekit.estimate.saved import computed_again
 from tracekit.estimate.shape import ModelShape
 
 
@@ -47,12 +48,12 @@ def step_flops(shape: ModelShape, parameters: Iterable[Parameter], tokens: int, 
 
 
 def recomputed_flops(shape: ModelShape, parameters: Iterable[Parameter], tokens: int, causal: bool, recompute: str) -> float:
-    """FLOP that run a second time: full: the layers' forward; selective: attention's core; none."""
+    """FLOP that run a second time: full: the layers' forward; selective: attention's core, or torchtitan's half of the products; none."""
     attention = shape.layers * attention_flops_a_token(shape, causal)
-    if recompute == "selective":
+    if recompute in ("selective", "selective-megatron"):
         return tokens * attention
-    if recompute == "full":
+    if recompute in ("full", "selective-torchtitan"):
         inside = matrix_elements(shape, [p for p in parameters if p.layer is not None])
         inside -= shape.vocabulary * shape.hidden if shape.tied_embeddings else 0
-        return tokens * (2 * inside + attention)
+        return tokens * (2 * inside + attention if recompute == "full" else 2 * inside * computed_again(shape))
     return 0.0

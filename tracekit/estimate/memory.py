@@ -63,8 +63,8 @@ def rank_memory(
     sums = Step(parameters, units, state, activations, plan, stage).run()
     rounded = rounding(state.tensors) if plan.device == "cuda" else 0
     held = reserved_bytes(state.tensors) if plan.device == "cuda" else sum(state.tensors)
-    peak = int(sums.totals.max())
-    return RankMemory(sums, state, max(peak, held + peak - sum(state.tensors) - rounded))
+    most = int(sums.streams.max(axis=0).sum())  # a stream's segments serve no other stream
+    return RankMemory(sums, state, max(most, held + most - sum(state.tensors) - rounded))
 
 
 class Step:
@@ -94,7 +94,7 @@ class Step:
     def _sharding(self, parameters: Sequence[Parameter]) -> Sharding:
         """The behaviour of the plan's strategy."""
         plan, name, base = self.plan, self.plan.strategy.name, (self.plan, self.tape, self.root, self.units)
-        if name in ("zero1", "zero2") and plan.shard > 1 and not self.state.buckets:
+        if name in ("zero1", "zero2") and plan.shard > 1 and not (self.state.buckets or self.state.gradients_are_buckets):
             buckets = [bucket.bytes for bucket in zero_buckets(parameters, plan.strategy.bucket_cap_mb, plan.recipe.reduce)]
             return Bucketed(*base, buckets, name == "zero1")
         if self.plain or name == "zero2":
@@ -107,7 +107,7 @@ class Step:
         """Forward and backward of a micro-batch before there are gradients, of a later one if there is one, then the optimizer."""
         self._start()
         many = self.plan.batch.micro_batches > 1
-        if many and not self.plan.strategy.reshard_after_backward:
+        if many and not self.plan.reshard_after_backward:
             self._gather_for_all()
         for first in (True, False) if many else (True,):
             self._begin(first, not (first and many))
@@ -145,7 +145,7 @@ class Step:
         self.first, self.arrived = first, 0
         self.in_place = adds_in_place(self.plan, self.state.gradients_are_buckets, not first)
         #: All gradients that stay are there, from the start or from micro-batches before.
-        self.there = self.state.gradients_are_buckets or (not first and (self.plan.strategy.syncs_each or self.plain))
+        self.there = self.state.gradients_are_buckets or (not first and (self.plan.syncs_each or self.plain))
         self.tape.phase = "forward"
         self.tape.put("waiting", "activations", self._waiting())
         self.sharding.begin(first, last)
@@ -162,7 +162,7 @@ class Step:
         count = count if self.first else min(count, m * v - 1)
         turns = [turn // p % v for turn in range(count)]  # chunks in the order of forward
         turns.remove(v - 1 if v - 1 in turns else turns[-1])
-        return sum(waiting_bytes(self.chunks[turn]) for turn in turns)
+        return sum(waiting_bytes(self.chunks[turn], self.plan.implementation.frees_outputs) for turn in turns)
 
     def _forward(self) -> None:
         """Every unit in turn, what it saves and hands on."""
@@ -194,7 +194,9 @@ class Step:
         tape.phase = "backward"
         tape.put("handed on", "gradients", self._handed())
         tape.put("logits", "logits", now.logits_backward)
+        tape.idle("logits' segment", now.logits_idle)
         tape.mark("loss")
+        tape.drop("logits' segment")
         head = self.root.parts.get("head", 0) * self.recipe.autograd if self.root is not None and self.in_place else 0
         tape.put("logits", "logits", now.logits_gradient)
         tape.put("passing", "temporaries", now.stream + (head if self.plain else 0))
@@ -282,7 +284,7 @@ class Step:
         if not self.sharding.reduces:
             self.tape.put(("accumulated", i), "unsharded_gradients", unit.accumulated)
         elif not isinstance(self.sharding, Bucketed) or not self.first:
-            self.tape.put(("gradient", i), "gradients", unit.kept)
+            self.tape.put(("gradient", i), "gradients", unit.kept, self.sharding.gradients_stream)
 
     def _finish(self) -> None:
         """The embedding's backward, then the root's gradients are reduced."""
@@ -305,7 +307,7 @@ class Step:
     def _settle(self) -> None:
         """All gradients have become those that the optimizer takes."""
         self.tape.drop("shards", ("accumulated", ROOT), *(("gradient", i) for i in (ROOT, *range(len(self.units)))))
-        self.tape.put("gradients", "gradients", self.state.gradients)
+        self.tape.put("gradients", "gradients", self.state.gradients, self.sharding.gradients_stream)
 
     def _optimizer(self) -> None:
         """Gradients are averaged where nothing else has done so; then the optimizer's step."""
@@ -336,9 +338,10 @@ def receive_buffers(plan: Plan, stage: int, message: int) -> int:
     return m * message * (2 * v - (stage == 0) - (stage == p - 1))
 
 
-def waiting_bytes(chunk: Activations) -> int:
+def waiting_bytes(chunk: Activations, frees_outputs: bool) -> int:
     """What one micro-batch keeps of a chunk between its two passes, its output too [bytes]."""
-    return sum(chunk.saved.values()) + chunk.logits_saved + chunk.inputs + (chunk.logits_output or chunk.stream)
+    output = 0 if frees_outputs else chunk.logits_output or chunk.stream
+    return sum(chunk.saved.values()) + chunk.logits_saved + chunk.inputs + output
 
 
 def flat_copies(units: Sequence[Unit], plan: Plan) -> int:
@@ -354,4 +357,4 @@ def adds_in_place(plan: Plan, views: bool, many: bool) -> bool:
     """
     if not plan.strategy.shards_parameters:
         return views or (many and plan.strategy.name != "zero2" and plan.recipe.gradient == plan.recipe.autograd)
-    return many and not plan.strategy.syncs_each and plan.recipe.reduce == plan.recipe.autograd
+    return many and not plan.syncs_each and plan.recipe.reduce == plan.recipe.autograd

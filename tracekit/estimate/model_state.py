@@ -62,13 +62,14 @@ def model_state(units: Sequence[Unit], plan: Plan, order: Sequence[Parameter], s
     state = everything if whole_state else states
     zero = strategy.name == "zero1" and plan.framework == "torch_zero"  # an optimizer on top of DDP
     ddp = zero or (strategy.name == "ddp" and not plan.implementation.averages_after)
-    buckets = everything * recipe.gradient if ddp and not strategy.gradient_as_bucket_view else _reserved_bucket(plan, order)
+    views = plan.framework == "megatron" or (ddp and strategy.gradient_as_bucket_view)  # Megatron's gradients lie in one buffer
+    buckets = everything * recipe.gradient if ddp and not views else _reserved_bucket(plan, order)
     return ModelState(
         parameters * recipe.parameter,
         gradients * recipe.gradients,
         state * recipe.optimizer_state,
         buckets,
-        ddp and strategy.gradient_as_bucket_view,
+        views,
         tuple(_tensors(units, plan, buckets, row, order)),
         optimizer_temporaries(units, plan, state, order),
     )

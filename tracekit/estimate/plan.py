@@ -15,7 +15,7 @@ STRATEGIES = ("none", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2", "hsdp"
 REPLICATED = ("none", "ddp", "zero1", "zero2")
 #: Strategies that keep gradients whole; those that keep the optimizer's state whole.
 WHOLE_GRADIENTS, WHOLE_STATE = ("none", "ddp", "zero1"), ("none", "ddp")
-RECOMPUTE = ("none", "selective", "full")
+RECOMPUTE = ("none", "selective", "selective-megatron", "selective-torchtitan", "full")
 ATTENTION = ("flash", "eager")
 
 
@@ -81,8 +81,9 @@ class MeshSizes:
 
     @property
     def expert_shard(self) -> int:
-        """W of expert parameters: the ranks with the same experts within one replica."""
-        return max(1, self.expert_data // self.dp_replicate) if self.expert_data % self.dp_replicate == 0 else self.expert_data
+        """W of expert parameters: ranks of one replica with the same experts; 1 where ep takes more ranks than a replica has."""
+        replica = self._expert_ranks // self.dp_replicate
+        return replica // (self.ep * self.etp) if replica % (self.ep * self.etp) == 0 else 1
 
     def text(self) -> str:
         """``pp=2,dp_shard=4,tp=2``: the axes that are longer than 1."""
@@ -92,12 +93,12 @@ class MeshSizes:
 
 @dataclass(frozen=True)
 class Strategy:
-    """How data-parallel ranks share the model."""
+    """How data-parallel ranks share the model. None: as the framework does by itself, see ``Plan``."""
 
     name: str = "fsdp2"  # one of STRATEGIES; none: one rank alone with its parameters, and no wrapper around the model
-    reshard_after_forward: bool | int = True  # units are freed behind forward; a number: stay sharded over so many ranks [ranks]
-    reshard_after_backward: bool = True  # False: units stay gathered from the first micro-batch to the end of the step
-    sync_every_micro_batch: bool | None = None  # gradients are reduced in each, not only in the last; None: unless they are kept whole
+    reshard_after_forward: bool | int | None = None  # units are freed behind forward; a number: stay sharded over so many ranks [ranks]
+    reshard_after_backward: bool | None = None  # False: units stay gathered from the first micro-batch to the end of the step
+    sync_every_micro_batch: bool | None = None  # gradients are reduced in each, not only in the last
     gradient_as_bucket_view: bool = False  # ddp: gradients are views of the buckets
     bucket_cap_mb: float | None = None  # limit of ddp's and ZeRO's buckets [MiB]; None: torch's 25 with a first one of 1
     backward_prefetch: str = "pre"  # fsdp1, zero3: when the next unit is gathered: pre, post or none
@@ -110,18 +111,14 @@ class Strategy:
             raise UsageError(f"there is no backward_prefetch {self.backward_prefetch!r}", "choose pre, post or none")
         if self.bucket_cap_mb is not None and not self.bucket_cap_mb > 0:
             raise UsageError(f"buckets of {self.bucket_cap_mb} MiB", "give a bucket_cap_mb above 0")
-        if not isinstance(self.reshard_after_forward, bool) and self.reshard_after_forward < 1:
+        after = self.reshard_after_forward
+        if after is not None and not isinstance(after, bool) and after < 1:
             raise UsageError(f"reshard_after_forward {self.reshard_after_forward}", "give true, false, or a group size of at least 1")
 
     @property
     def shards_parameters(self) -> bool:
         """Whether a rank keeps only a part of each parameter."""
         return self.name not in REPLICATED
-
-    @property
-    def syncs_each(self) -> bool:
-        """Whether gradients are reduced after each micro-batch."""
-        return self.name not in WHOLE_GRADIENTS if self.sync_every_micro_batch is None else self.sync_every_micro_batch
 
 
 @dataclass(frozen=True)
@@ -131,6 +128,7 @@ class Implementation:
     name: str = "torch"
     padding: str = ""  # whose rules pad what is sharded (``padding.FRAMEWORKS``); '': those of the strategy
     receive_buffers: bool = True  # a pipeline holds a buffer for each message of a step (torch); False: uses a few again (Megatron)
+    frees_outputs: bool = False  # a pipeline stage's output is freed once it is sent (Megatron: deallocate_pipeline_outputs)
     regather_inputs: bool = True  # sequence parallelism gathers a linear layer's input again in backward, and sums norms' gradients at once
     norm_kernel: str = "fused"  # fused saves its input; composite, an rmsnorm of single operations, input and normalised values in fp32
     expand_kv: bool = False  # keys and values are repeated for every head before attention
@@ -158,8 +156,9 @@ class Implementation:
 IMPLEMENTATIONS = {
     each.name: each
     for each in (
-        Implementation("torch"),
+        Implementation("torch", regather_inputs=False),
         Implementation("deepspeed", padding="deepspeed", deepspeed_allreduce=True),
+        Implementation("megatron", padding="megatron", receive_buffers=False, frees_outputs=True, fused_loss=True, optimizer_loop="fused"),
         # the loop of tracekit.workloads
         Implementation("workloads", regather_inputs=False, single_operations=True),
     )
@@ -172,7 +171,7 @@ class Batch:
 
     micro_batch: int = 1  # sequences that go through the model at once [sequences]
     micro_batches: int = 1  # how often in a step
-    recompute: str = "none"  # selective: attention's core is computed again in backward; full: a layer keeps only its input
+    recompute: str = "none"  # full: a layer keeps only its input; selective, selective-megatron, selective-torchtitan: see ``saved``
     attention: str = "flash"  # eager keeps the s x s scores
     causal: bool = False  # FLOPs of attention count only what a causal mask leaves, half of it
 
@@ -237,7 +236,34 @@ class Plan:
     def framework(self) -> str:
         """Whose padding rules apply (``padding.FRAMEWORKS``)."""
         own = {"fsdp1": "torch_fsdp1", "fsdp2": "torch_fsdp2", "hsdp": "torch_fsdp2", "zero3": "deepspeed", "ddp": "none", "none": "none"}
-        return self.implementation.padding or own.get(self.strategy.name, "buckets")
+        told = self.implementation.padding if self.implementation.padding != "megatron" or not self.strategy.shards_parameters else ""
+        return told or own.get(self.strategy.name, "buckets")
+
+    @property
+    def _torch_pipeline(self) -> bool:
+        """FSDP2 under torch's pipelines: units are gathered once a step and stay, whole gradients are added up and reduced at its end.
+
+        torch/distributed/pipelining/stage.py, ``backward_maybe_with_nosync``; torchtitan asks for the same in forward.
+        """
+        return self.mesh.pp > 1 and self.framework == "torch_fsdp2" and self.batch.micro_batches > 1
+
+    @property
+    def reshard_after_forward(self) -> bool | int:
+        """What the strategy says; else units are freed, but for pipelines of torch."""
+        told = self.strategy.reshard_after_forward
+        return not self._torch_pipeline if told is None else told
+
+    @property
+    def reshard_after_backward(self) -> bool:
+        """What the strategy says; else units are freed, but for pipelines of torch."""
+        told = self.strategy.reshard_after_backward
+        return not (self._torch_pipeline and self.reshard_after_forward is False) if told is None else told
+
+    @property
+    def syncs_each(self) -> bool:
+        """Whether gradients are reduced after each micro-batch: where they are not kept whole, but for pipelines of torch."""
+        told = self.strategy.sync_every_micro_batch
+        return not (self._torch_pipeline or self.strategy.name in WHOLE_GRADIENTS) if told is None else told
 
     @property
     def shard(self) -> int:

@@ -53,6 +53,11 @@ class Recipe:
             raise UsageError(f"recipe {self.name}: an element of {min(sizes)} bytes", "give sizes of 1 byte or more")
 
     @property
+    def activation(self) -> int:
+        """An element of an activation [bytes]: fp8 is for matrix products, and what is saved for backward stays in 16 bits or more."""
+        return max(2, self.autograd)
+
+    @property
     def optimizer_state(self) -> int:
         """O: master copy, moments and the optimizer's own gradients [bytes an element]."""
         return self.master + self.main_gradient + sum(self.moments)

@@ -9,6 +9,10 @@ arXiv:2205.05198, equations 1 to 6):
     + sequence parallel     s b h (34 + 5 a s / h) / t
     selective recompute     the same without the term 5 a s / h
     full recompute          2 s b h
+
+Recomputation by name: ``selective-megatron`` (``selective`` is the same) computes attention's core again, the term 5 a s / h.
+``selective-torchtitan`` keeps the layer's input, what every other matrix product puts out (the first, third, ... of the layer), what
+attention puts out, and what tensor parallelism has reduced (torchtitan/models/llama3, ``_apply_ac_to_transformer_block``, mode op).
 """
 
 from __future__ import annotations
@@ -43,7 +47,7 @@ class Sizes:
 
     def __init__(self, shape: ModelShape, plan: Plan) -> None:
         self.shape, self.plan = shape, plan
-        self.e, self.t, self.count = plan.recipe.autograd, plan.mesh.tp, tokens(shape, plan)
+        self.e, self.t, self.count = plan.recipe.activation, plan.mesh.tp, tokens(shape, plan)
         self.sequence = self.t if plan.sequence_parallel else 1
 
     def whole(self, name: str, width: int, e: int | None = None) -> Saved:
@@ -160,3 +164,36 @@ def expert_rows(shape: ModelShape, plan: Plan, layer: int) -> int:
     """Rows that arrive at this rank's experts in one micro-batch."""
     known = plan.expert_loads[layer] if layer < len(plan.expert_loads) else -1
     return known if known >= 0 else sent_rows(Sizes(shape, plan))
+
+
+def every_other_product(shape: ModelShape, plan: Plan, layer: int) -> list[Saved]:
+    """What ``selective-torchtitan`` keeps of a layer."""
+    size = Sizes(shape, plan)
+    outputs = [width for _, width in products(shape, layer)]
+    kept = [size.by_sequence("checkpoint", shape.hidden), size.tensor("attention.output", shape.attention_width)]
+    kept += [size.tensor("attention.log_sum_exp", shape.heads, FULL)]
+    kept += [size.tensor("product", width) if width != shape.hidden else size.by_sequence("product", width) for width in outputs[::2]]
+    if size.sequence > 1:  # reduce-scatters of attention's and the MLP's outputs; the products before them are not kept twice
+        kept += [size.by_sequence("reduced", shape.hidden)] * 2
+    return kept
+
+
+def products(shape: ModelShape, layer: int) -> list[tuple[int, int]]:
+    """(inputs, outputs) of the matrix products of a layer in order, stacked experts apart."""
+    if shape.fused_qkv:
+        found = [(shape.hidden, shape.query_width + shape.key_width + shape.value_width)]
+    else:
+        found = [(shape.hidden, width) for width in (shape.query_width, shape.key_width, shape.value_width)]
+    found.append((shape.attention_width, shape.hidden))
+    width = shape.shared_experts * shape.expert_ffn if shape.has_experts(layer) else shape.ffn
+    if shape.has_experts(layer):
+        found.append((shape.hidden, shape.experts))
+    if width:
+        found += [(shape.hidden, width)] * (2 if shape.gated else 1) + [(width, shape.hidden)]
+    return found
+
+
+def computed_again(shape: ModelShape) -> float:
+    """Share of a dense layer's products that ``selective-torchtitan`` computes a second time."""
+    sizes = [rows * columns for rows, columns in products(shape, 0)]
+    return sum(sizes[1::2]) / sum(sizes)

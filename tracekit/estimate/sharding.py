@@ -17,7 +17,8 @@ FSDP1 (torch/distributed/fsdp/_runtime_utils.py, _flat_param.py; checked against
     backward, post      the unit + its gradients twice; the next unit is gathered when this one is freed
 
 ZeRO-3 with flat units gathers the next unit in forward as well, and one reduction is under way beside it. The root stays gathered from the
-start of forward to the end of backward unless ``root_reshards``.
+start of forward to the end of backward unless ``root_reshards``. On CUDA what FSDP2 gathers into, and what comes out of its reductions
+(gradients), is taken from streams of their own, whose segments nothing else can use (_fsdp_collectives.py).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from itertools import accumulate
 
 from tracekit.estimate.parameters import ROOT
 from tracekit.estimate.plan import Plan
-from tracekit.estimate.timeline import Tape
+from tracekit.estimate.timeline import COMPUTE, GATHER, REDUCE, Tape
 from tracekit.estimate.units import UnitBytes
 
 _GATHERED, _BUFFERS, _UNSHARDED = "gathered_parameters", "communication_buffers", "unsharded_gradients"
@@ -37,6 +38,8 @@ _GATHERED, _BUFFERS, _UNSHARDED = "gathered_parameters", "communication_buffers"
 class Sharding:
     """Base: parameters are whole on every rank, nothing is gathered. Its methods are called in the order of a micro-batch."""
 
+    gradients_stream = COMPUTE
+
     def __init__(self, plan: Plan, tape: Tape, root: UnitBytes | None, units: Sequence[UnitBytes]) -> None:
         self.plan, self.tape, self.root, self.units = plan, tape, root, units
         self.strategy, self.recipe = plan.strategy, plan.recipe
@@ -44,7 +47,7 @@ class Sharding:
 
     def begin(self, first: bool, last: bool) -> None:
         """A micro-batch begins: the first, the last one of the step, or both. Gradients are reduced behind it, or only added up."""
-        self.first, self.last, self.reduces = first, last, last or self.strategy.syncs_each
+        self.first, self.last, self.reduces = first, last, last or self.plan.syncs_each
 
     def before_forward(self, i: int) -> None:
         """Unit i is about to compute."""
@@ -83,7 +86,7 @@ class Sharding:
     @property
     def reshards(self) -> bool:
         """Whether units are freed after forward, all or in part."""
-        return self.strategy.reshard_after_forward is not False
+        return self.plan.reshard_after_forward is not False
 
 
 class Bucketed(Sharding):
@@ -151,13 +154,14 @@ class Fsdp2(Sharding):
     """FSDP2 and HSDP; see the head of this file. ``there``: all units stay gathered from a micro-batch before."""
 
     there = False
+    gradients_stream = REDUCE
 
     def begin(self, first: bool, last: bool) -> None:
         """The root is gathered, in the same way as the others."""
         super().begin(first, last)
         if self.root is not None and not self.plan.implementation.root_reshards and not self.there:
             self.tape.put(("gathered", ROOT), _GATHERED, self.root.whole)
-            self.tape.put(("buffer", -1), _BUFFERS, self.root.buffer)
+            self.tape.put(("buffer", -1), _BUFFERS, self.root.buffer, GATHER)
 
     def before_forward(self, i: int) -> None:
         """Copy-out, with two all-gather buffers."""
@@ -173,13 +177,13 @@ class Fsdp2(Sharding):
 
     def _gather(self, i: int) -> None:
         unit = self.units[i]
-        self.tape.put(("buffer", i), _BUFFERS, unit.buffer)
-        self.tape.put("cast", _BUFFERS, unit.cast)
+        self.tape.put(("buffer", i), _BUFFERS, unit.buffer, GATHER)
+        self.tape.put("cast", _BUFFERS, unit.cast, GATHER)
         self.tape.put("copy", _BUFFERS, self.copies(unit.buffer))
 
     def after_forward(self, i: int) -> None:
         """What stays between forward and backward."""
-        whole, after = self.units[i].whole, self.strategy.reshard_after_forward
+        whole, after = self.units[i].whole, self.plan.reshard_after_forward
         if after is True:
             self.tape.drop(("gathered", i))
         elif after is not False:
@@ -188,7 +192,7 @@ class Fsdp2(Sharding):
     def before_loss(self) -> None:
         """The last buffer is free."""
         self.tape.drop(("buffer", len(self.units) - 1))
-        self.there = not self.strategy.reshard_after_backward
+        self.there = not self.plan.reshard_after_backward
 
     def before_backward(self, i: int) -> None:
         """The unit is gathered, and the next one on its way."""
@@ -201,7 +205,7 @@ class Fsdp2(Sharding):
 
     def after_backward(self, i: int) -> None:
         """The unit is freed, then reduced."""
-        if self.strategy.reshard_after_backward or self.last:
+        if self.plan.reshard_after_backward or self.last:
             self.tape.drop(("gathered", i))
         if self.reduces:
             self._reduce(self.units[i], i)
@@ -210,7 +214,7 @@ class Fsdp2(Sharding):
         """The input of the reduction before is free when this one's is filled. The backend's copy comes when gradients are gone."""
         other_type = self.recipe.reduce != self.recipe.gradient
         self.tape.put("input", _BUFFERS, unit.reduce)
-        self.tape.put(("output", i), _BUFFERS, unit.reduced if other_type else 0)
+        self.tape.put(("output", i), _BUFFERS, unit.reduced if other_type else 0, REDUCE)
         self.tape.mark("reduce")
         self.tape.drop("own")
         if i >= 0 and self.copies(unit.reduce):
@@ -230,7 +234,7 @@ class Fsdp2(Sharding):
                 self.tape.put(("gathered", ROOT), _GATHERED, root.whole)
             self.tape.drop("early")
             self.tape.mark("embedding")
-            if self.strategy.reshard_after_backward or self.last:
+            if self.plan.reshard_after_backward or self.last:
                 self.tape.drop(("gathered", ROOT))
             if self.reduces:
                 self._reduce(root, -1)

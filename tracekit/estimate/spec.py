@@ -7,7 +7,7 @@ recipe: fsdp_bf16                 or its bytes: {name: mine, parameter: 4, compu
 optimizer: adamw
 batch: {micro_batch: 1, global_batch: 64, recompute: full}    micro_batches instead of global_batch
 hardware: h100                    or {preset: h100, memory_bytes: 64000000000}
-implementation: torch             or its habits: {name: megatron, norm_kernel: composite}
+implementation: torch             (megatron with its recipes) or its habits: {name: megatron, norm_kernel: composite}
 schedule: 1f1b                    and all other fields of ``plan.Plan``
 """
 
@@ -64,8 +64,9 @@ def spec_of(values: Mapping[str, Any]) -> Spec:
         batch = replace(batch, micro_batches=_micro_batches(global_batch, batch.micro_batch, mesh))
     chosen = _recipe(values.get("recipe", "fsdp_bf16_fp32_reduce"), values.get("optimizer", "adamw"))
     rest = {name: values[name] for name in settable if name in values}
+    usual = "megatron" if chosen.name.startswith("megatron") else "torch"
     habits |= {name: values[name] for name in _HABITS if name in values}
-    how_made = _changed(implementation_of(values.get("implementation", "torch"), "implementation"), habits, "the plan")
+    how_made = _changed(implementation_of(values.get("implementation", usual), "implementation"), habits, "the plan")
     own = {"mesh": mesh, "strategy": strategy, "recipe": chosen, "batch": batch, "implementation": how_made}
     plan = built(Plan, {**own, **rest}, "the plan")
     how = {key: values[key] for key in ("efficiency", "overlap", "latency") if key in values}
@@ -83,7 +84,17 @@ def shape_of(value: Any) -> ModelShape:
     sizes = {key: item for key, item in given.items() if key != "preset"}
     if isinstance(sizes.get("latent"), Mapping):
         sizes["latent"] = built(LatentAttention, _mapping(sizes["latent"], "model: latent"), "model: latent")
-    shape: ModelShape = _changed(base, sizes, "model") if base is not None else built(ModelShape, sizes, "model")
+    if base is None:
+        shape: ModelShape = built(ModelShape, sizes, "model")
+        return shape
+    return _resized(base, sizes)
+
+
+def _resized(base: ModelShape, sizes: Mapping[str, Any]) -> ModelShape:
+    """The shape with other sizes; those that followed from the old ones follow from the new ones."""
+    follow = {"kv_heads": base.heads, "head_dim": base.hidden // base.heads, "expert_ffn": base.ffn}
+    rest = {name: 0 for name, size in follow.items() if getattr(base, name) == size and name not in sizes}
+    shape: ModelShape = _changed(base, {**rest, **sizes}, "model")
     return shape
 
 

@@ -30,6 +30,11 @@ CATEGORIES = (
 )
 #: No block is larger; sums of blocks stay exact.
 MOST_BYTES = 2**52
+#: Streams with segments of their own: that of compute, of gathers, of reductions.
+STREAMS = 3
+COMPUTE, GATHER, REDUCE = range(STREAMS)
+_IDLE = len(CATEGORIES)
+_Column = npt.NDArray[np.int64]
 _INDEX = {name: index for index, name in enumerate(CATEGORIES)}
 
 
@@ -57,29 +62,34 @@ class Tape:
 
     def __init__(self) -> None:
         self.phase, self.unit = "forward", ""
-        self._held: dict[Hashable, tuple[int, int]] = {}
-        self._events: list[tuple[int, int, int]] = []
+        self._held: dict[Hashable, tuple[int, int, int]] = {}
+        self._events: list[tuple[int, int, int, int]] = []
         self._marks: list[tuple[str, str, str]] = []
 
-    def put(self, block: Hashable, owner: str, size: int) -> None:
-        """From the next moment on ``block`` is alive with ``size`` bytes, in place of what it was."""
+    def put(self, block: Hashable, owner: str, size: int, stream: int = 0) -> None:
+        """From the next moment on ``block`` is alive with ``size`` bytes, in place of what it was; ``stream``: whose it is."""
         self.drop(block)
         if size > MOST_BYTES:
             raise UsageError("the sizes given are those of no job: a rank would hold petabytes", "give those of a real one")
         if size:
-            self._held[block] = (_INDEX[owner], size)
-            self._events.append((_INDEX[owner], size, len(self._marks)))
+            self._held[block] = (_INDEX[owner], size, stream)
+            self._events.append((_INDEX[owner], size, len(self._marks), stream))
+
+    def idle(self, block: Hashable, size: int) -> None:
+        """From the next moment on a segment of ``size`` bytes stands free: it is reserved, and too small for what is asked for."""
+        self._held[block] = (_IDLE, size, COMPUTE)
+        self._events.append((_IDLE, size, len(self._marks), COMPUTE))
 
     def drop(self, *blocks: Hashable) -> None:
         """Free ``blocks`` before the next moment; those that are not there stay free."""
         for block in blocks:
-            owner, size = self._held.pop(block, (0, 0))
+            owner, size, stream = self._held.pop(block, (0, 0, 0))
             if size:
-                self._events.append((owner, -size, len(self._marks)))
+                self._events.append((owner, -size, len(self._marks), stream))
 
     def size(self, block: Hashable) -> int:
         """Bytes of a block; 0 where it is not there."""
-        return self._held.get(block, (0, 0))[1]
+        return self._held.get(block, (0, 0, 0))[1]
 
     def mark(self, what: str) -> None:
         """All that was put and dropped since the moment before has happened: a moment."""
@@ -87,10 +97,17 @@ class Tape:
 
     def sums(self) -> Sums:
         """The running sums behind all events."""
-        changes = np.zeros((len(self._marks), len(CATEGORIES)), np.int64)
-        events = np.array([event for event in self._events if event[2] < len(self._marks)], np.int64).reshape(-1, 3)
-        np.add.at(changes, (events[:, 2], events[:, 0]), events[:, 1])
-        return Sums(tuple(self._marks), np.cumsum(changes, axis=0))
+        events = np.array([event for event in self._events if event[2] < len(self._marks)], np.int64).reshape(-1, 4)
+        owner, size, moment, stream = events.T
+        return Sums(
+            tuple(self._marks), self._running(moment, owner, size, _IDLE + 1)[:, :_IDLE], self._running(moment, stream, size, STREAMS)
+        )
+
+    def _running(self, moment: _Column, kind: _Column, size: _Column, kinds: int) -> npt.NDArray[np.int64]:
+        """Running sums [moments, kinds] of what was allocated and freed."""
+        changes = np.zeros((len(self._marks), kinds), np.int64)
+        np.add.at(changes, (moment, kind), size)
+        return np.cumsum(changes, axis=0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +118,8 @@ class Sums:
     """phase, unit and activity of each moment, in order"""
     bytes: npt.NDArray[np.int64]
     """[moments, categories], as ``CATEGORIES`` are ordered [bytes]"""
+    streams: npt.NDArray[np.int64]
+    """[moments, streams], the same by the stream whose memory it comes from, idle segments too [bytes]"""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sums) and self.marks == other.marks and bool((self.bytes == other.bytes).all())

@@ -98,7 +98,7 @@ def data_parallel(parameters: Sequence[Parameter], plan: Plan) -> list[Traffic]:
 
 def _reduces(plan: Plan) -> int:
     """How often a step reduces each gradient."""
-    return plan.batch.micro_batches if plan.strategy.syncs_each else 1
+    return plan.batch.micro_batches if plan.syncs_each else 1
 
 
 def _groups(unit: Unit, plan: Plan) -> tuple[tuple[str, int], tuple[str, int]]:
@@ -115,9 +115,9 @@ def _sharded_unit(unit: Unit, plan: Plan, last: bool) -> Iterator[Traffic]:
     recipe, strategy, m = plan.recipe, plan.strategy, plan.batch.micro_batches
     (axis, stride), (replicas, replica_stride) = _groups(unit, plan)
     whole = unit.padded * recipe.compute
-    once = not strategy.reshard_after_backward and strategy.reshard_after_forward is False
+    once = not plan.reshard_after_backward and plan.reshard_after_forward is False
     yield Traffic(axis, "parameter_gather", "all_gather", "forward", unit.w, stride, 1 if once else m, whole)
-    after = strategy.reshard_after_forward
+    after = plan.reshard_after_forward
     root_stays = unit.root and strategy.name != "zero3" and not plan.implementation.root_reshards
     stays = after is False or (last and plan.implementation.last_stays) or root_stays
     if not stays:

@@ -87,6 +87,8 @@ def _mesh(plan: Plan) -> dict[str, Any]:
 def _plan(plan: Plan) -> dict[str, Any]:
     values = asdict(plan)
     values.pop("mesh")
+    after = {name: getattr(plan, name) for name in ("reshard_after_forward", "reshard_after_backward")}
+    values["strategy"] |= {**after, "sync_every_micro_batch": plan.syncs_each}
     return {**values, "global_batch": plan.global_batch}
 
 

@@ -41,7 +41,7 @@ def groups_of(prediction: Prediction) -> dict[str, Sequence[str]]:
     groups = dict(GROUPS)
     if _flat(prediction):
         groups["activations"] = (*groups["activations"], *groups.pop("unsharded_gradients"))
-    elif not isinstance(prediction.plan.strategy.reshard_after_forward, bool):
+    elif not isinstance(prediction.plan.reshard_after_forward, bool):
         groups["gathered_parameters"] = ("gathered_parameters", *groups.pop("communication_buffers"))
     elif prediction.plan.framework == "deepspeed":
         groups["gradients"] = ("gradients", *groups.pop("unsharded_gradients"), *groups.pop("communication_buffers"))
