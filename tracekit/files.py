@@ -1,15 +1,29 @@
-"""Files appear whole or not at all: written to a scratch file of their own in the same folder, then moved into place."""
+"""Files appear whole or not at all: written to a scratch file of their own in the same folder, then moved into place.
+
+And only what is a file is read: a pipe or device under the name of one would wait, or give, for ever."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 #: How names of scratch files begin: hidden, so that no reader of a folder takes one for a trace.
 SCRATCH_PREFIX = ".tracekit-"
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """A file for reading. Raises OSError, also for what is no regular file (nothing waits for a pipe that nobody writes to)."""
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "is not a regular file", os.fspath(path))
+    return os.fdopen(handle, "rb")
 
 
 def write_atomically(path: str | os.PathLike[str], parts: Iterable[bytes]) -> None:

@@ -6,7 +6,7 @@ analysis that lacks a key says what it could not do. Times are Unix ns on the ra
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -16,13 +16,15 @@ SCHEMA_VERSION = 1
 SUFFIX = ".manifest.json"
 #: A manifest of a large model is a few MB; what is larger than this was not written by the recorder.
 MOST_BYTES = 512 * 2**20
+#: Every whole number of a manifest has a place in a column.
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class Axis(msgspec.Struct, frozen=True):
     """One axis of the device mesh, slowest varying first in ``Manifest.mesh``."""
 
     name: str
-    size: int
+    size: Int64
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -32,7 +34,7 @@ class Group(msgspec.Struct, frozen=True):
     """
 
     name: str
-    ranks: list[int]
+    ranks: list[Int64]
     description: str = ""
     axis: str = ""
     backend: str = ""
@@ -47,12 +49,12 @@ class Parameter(msgspec.Struct, frozen=True):
     """
 
     name: str
-    shape: list[int]
+    shape: list[Int64]
     dtype: str
     unit: str = ""
-    local_shape: list[int] = []
-    address: int = 0
-    bytes: int = 0
+    local_shape: list[Int64] = []
+    address: Int64 = 0
+    bytes: Int64 = 0
     trainable: bool = True
     placements: list[str] = []
     axes: list[str] = []
@@ -68,19 +70,19 @@ class Unit(msgspec.Struct, frozen=True):
     name: str
     kind: str
     parameters: list[str] = []
-    elements: int = 0
-    padded_elements: int = 0
+    elements: Int64 = 0
+    padded_elements: Int64 = 0
     root: bool = False
-    reshard_after_forward: bool | int | None = None
+    reshard_after_forward: bool | Int64 | None = None
 
 
 class Optimizer(msgspec.Struct, frozen=True):
     """``state_elements``/``state_bytes``: of its tensors on this rank at the end of the recording; ``parameters`` it updates here."""
 
     kind: str
-    parameters: int = 0
-    state_elements: int = 0
-    state_bytes: int = 0
+    parameters: Int64 = 0
+    state_elements: Int64 = 0
+    state_bytes: Int64 = 0
     options: dict[str, Any] = {}
 
 
@@ -97,11 +99,11 @@ class Precision(msgspec.Struct, frozen=True):
 class Batch(msgspec.Struct, frozen=True):
     """Samples: over all data-parallel ranks, of this rank, and of one forward; ``sequence`` tokens a sample. None: not known."""
 
-    global_batch: int | None = None
-    local_batch: int | None = None
-    micro_batch: int | None = None
-    micro_batches: int | None = None
-    sequence: int | None = None
+    global_batch: Int64 | None = None
+    local_batch: Int64 | None = None
+    micro_batch: Int64 | None = None
+    micro_batches: Int64 | None = None
+    sequence: Int64 | None = None
 
 
 class Owners(msgspec.Struct, frozen=True):
@@ -111,12 +113,12 @@ class Owners(msgspec.Struct, frozen=True):
     for counts. ``bytes`` is the size of the storage; 0 not known.
     """
 
-    time_ns: list[int] = []
-    address: list[int] = []
-    bytes: list[int] = []
-    category: list[int] = []
-    name: list[int] = []
-    unit: list[int] = []
+    time_ns: list[Int64] = []
+    address: list[Int64] = []
+    bytes: list[Int64] = []
+    category: list[Int64] = []
+    name: list[Int64] = []
+    unit: list[Int64] = []
     strings: list[str] = []
 
 
@@ -129,17 +131,17 @@ class Calls(msgspec.Struct, frozen=True):
     (the column is empty in older manifests). ``lost`` counts those that were overwritten before they were read.
     """
 
-    time_ns: list[int] = []
-    group: list[int] = []
-    seq: list[int] = []
-    name: list[int] = []
-    peer: list[int] = []
-    elements_in: list[int] = []
-    elements_out: list[int] = []
+    time_ns: list[Int64] = []
+    group: list[Int64] = []
+    seq: list[Int64] = []
+    name: list[Int64] = []
+    peer: list[Int64] = []
+    elements_in: list[Int64] = []
+    elements_out: list[Int64] = []
     strings: list[str] = []
     source: str = ""
-    lost: int = 0
-    dtype: list[int] = []
+    lost: Int64 = 0
+    dtype: list[Int64] = []
 
 
 class Expected(msgspec.Struct, frozen=True):
@@ -151,8 +153,8 @@ class Expected(msgspec.Struct, frozen=True):
     kind: str
     axis: str
     purpose: str
-    count: int
-    full_bytes: int
+    count: Int64
+    full_bytes: Int64
 
 
 class ExpertLoad(msgspec.Struct, frozen=True):
@@ -164,14 +166,14 @@ class ExpertLoad(msgspec.Struct, frozen=True):
     """
 
     layer: str
-    step: int
-    owned: list[int]
-    top_k: int
+    step: Int64
+    owned: list[Int64]
+    top_k: Int64
     padding: bool = False
-    routed: list[int] = []
-    received: list[int] = []
-    dropped: int = 0
-    capacity: int | None = None
+    routed: list[Int64] = []
+    received: list[Int64] = []
+    dropped: Int64 = 0
+    capacity: Int64 | None = None
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -183,10 +185,10 @@ class Manifest(msgspec.Struct, frozen=True):
     is not in it.
     """
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Int64 = SCHEMA_VERSION
     tracekit_version: str = ""
-    rank: int = 0
-    world_size: int = 1
+    rank: Int64 = 0
+    world_size: Int64 = 1
     backend: str = ""
     device: str = ""
     host: str = ""
@@ -196,7 +198,7 @@ class Manifest(msgspec.Struct, frozen=True):
     recorded: str = ""
     versions: dict[str, str] = {}
     mesh: list[Axis] = []
-    coordinate: dict[str, int] = {}
+    coordinate: dict[str, Int64] = {}
     groups: list[Group] = []
     model: dict[str, Any] = {}
     units: list[Unit] = []
@@ -204,7 +206,7 @@ class Manifest(msgspec.Struct, frozen=True):
     optimizer: Optimizer | None = None
     precision: Precision | None = None
     batch: Batch | None = None
-    steps: list[int] = []
+    steps: list[Int64] = []
     pipeline: dict[str, Any] = {}
     expected: list[Expected] = []
     experts: list[ExpertLoad] = []

@@ -16,6 +16,7 @@ import click
 
 from tracekit.cli.common import OutputFile, ParamType
 from tracekit.errors import InputError, UsageError
+from tracekit.files import open_regular
 
 if TYPE_CHECKING:
     from tracekit.estimate.spec import Spec
@@ -209,10 +210,12 @@ def _write_json(json_file: str | None, document: Mapping[str, Any]) -> None:
 
 def read_file(path: str) -> dict[str, Any]:
     """The plan in a YAML, TOML or JSON file. InputError says what is wrong with it."""
-    if Path(path).stat().st_size > MOST_FILE_BYTES:
+    with open_regular(path) as file:
+        data = file.read(MOST_FILE_BYTES + 1)
+    if len(data) > MOST_FILE_BYTES:
         raise InputError(f"{path}: larger than {MOST_FILE_BYTES} bytes", "a plan is a few lines; is this the right file?")
     try:
-        text = Path(path).read_bytes().decode("utf-8")
+        text = data.decode("utf-8")
         values = _parsed(path, text)
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: no UTF-8 text (byte {error.start})", "save it as UTF-8") from error

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import tracekit
-from tracekit.files import write_atomically
+from tracekit.files import open_regular, write_atomically
 from tracekit.job.activity import Window
 from tracekit.readers import remote
 from tracekit.readers.cache_folder import distrust
@@ -74,7 +74,7 @@ def load(source: Source, settings: Iterable[object], directory: str | Path) -> W
     if path is None or distrust(directory):
         return None
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = file.read(_MOST_BYTES)
         body = data[_HEAD:]
         if data[: len(_MAGIC)] != _MAGIC or data[len(_MAGIC) : _HEAD] != zlib.crc32(body).to_bytes(4, "little"):

@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, BinaryIO
 
 from tracekit.errors import InputError
+from tracekit.files import open_regular
 from tracekit.readers import remote
 from tracekit.readers.recognise import read_errors, reason
 from tracekit.readers.sources import shown
@@ -57,7 +58,7 @@ def as_folders(paths: Sequence[str]) -> Iterator[tuple[list[str], dict[str, str]
 def _unpack(path: str, folder: Path) -> None:
     left = int(shutil.disk_usage(folder).free * _DISK_SHARE)
     try:
-        with remote.open_url(path) if remote.is_url(path) else Path(path).open("rb") as file:
+        with remote.open_url(path) if remote.is_url(path) else open_regular(path) as file:
             for number, (name, member) in enumerate(_members(path, file)):
                 if number >= _MOST_FILES:
                     raise InputError(f"{shown(path)} holds more than {_MOST_FILES:,} files", "unpack what is needed, and give the folder")

@@ -14,6 +14,7 @@ _EVENTS_KEY = re.compile(rb'"traceEvents"[ \t\r\n]*+:[ \t\r\n]*+\[?[ \t\r\n]*+\Z
 _NEXT_KEY = re.compile(rb',[ \t\r\n]*+(?="[A-Za-z_][A-Za-z0-9_ .\-]{0,63}+"[ \t\r\n]*+:)')
 _WINDOWS = (1 << 12, 1 << 16, 1 << 20)  # bytes of one value that are looked at first
 _MOST_BROKEN = 50  # values with problems, before the rest is given up
+_MOST_DIGITS = 40  # before the point: int() of a decimal with a huge exponent would build all of them
 _LONGEST_NUMBER = 400  # digits; longer ones are kept as text
 
 
@@ -147,14 +148,20 @@ def _settle_base_time(metadata: dict[str, Any], problems: list[str]) -> None:
     if "baseTimeNanoseconds" not in metadata:
         return
     value = metadata.pop("baseTimeNanoseconds")
-    try:
-        base = int(Decimal(str(value).strip())) if isinstance(value, int | float | str) and not isinstance(value, bool) else None
-    except (InvalidOperation, OverflowError, ValueError):
-        base = None
+    base = _whole_number(str(value).strip()) if isinstance(value, int | float | str) and not isinstance(value, bool) else None
     if base is None or not -(2**63) < base < 2**63:
         problems.append("baseTimeNanoseconds is not a number of nanoseconds and was ignored: the start of this file's times is unknown")
         return
     metadata["baseTimeNanoseconds"] = base
+
+
+def _whole_number(text: str) -> int | None:
+    """What stands before the point; None for what is no number, or has more digits than anything that is measured."""
+    try:
+        value = Decimal(text)
+    except InvalidOperation:
+        return None
+    return int(value) if value.is_finite() and value.adjusted() < _MOST_DIGITS else None
 
 
 def _refuse(constant: str) -> None:
@@ -170,4 +177,4 @@ def _number(text: str) -> int | float | str:
     value = float(text)
     if value in (float("inf"), float("-inf")) or len(text) > _LONGEST_NUMBER:
         return text
-    return int(Decimal(text)) if abs(value) >= 2**53 and value < 2**70 and Decimal(text) % 1 == 0 else value
+    return int(Decimal(text)) if 2**53 <= abs(value) < 2**70 and Decimal(text) % 1 == 0 else value

@@ -18,6 +18,7 @@ from typing import BinaryIO
 from urllib.parse import unquote
 
 from tracekit.errors import InputError
+from tracekit.files import open_regular
 from tracekit.notes import text_note
 from tracekit.readers import remote
 from tracekit.readers.recognise import is_trace_name, read_errors, reason, refusal
@@ -41,7 +42,7 @@ class Source:
 
     def open(self) -> BinaryIO:
         """The raw bytes of the file, not decompressed. Opening and reading raise one of :func:`read_errors`."""
-        return remote.open_url(self.url) if remote.is_url(self.url) else _open(self.url)
+        return remote.open_url(self.url) if remote.is_url(self.url) else open_regular(self.url)
 
 
 @dataclass(frozen=True)
@@ -178,17 +179,13 @@ def _status(path: str, name: str, seen_files: _Search) -> os.stat_result | None:
 
 
 def _file(path: str, name: str, status: os.stat_result, seen_files: _Search, named: bool = False, globbed: bool = False) -> None:
-    problem = refusal(Path(path).name, named, globbed, partial(_open, path))
+    problem = refusal(Path(path).name, named, globbed, partial(open_regular, path))
     if problem is None and not os.access(path, os.R_OK):
         problem = "may not be read: permission denied"
     if problem is None:
         seen_files.add(Source(path, clean(name), status.st_size, status.st_mtime_ns), _identity(path, status))
     elif problem:
         seen_files.skip(clean(name), problem, _identity(path, status))
-
-
-def _open(path: str) -> BinaryIO:
-    return Path(path).open("rb")
 
 
 def _identity(path: str, status: os.stat_result) -> object:
