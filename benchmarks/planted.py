@@ -1,7 +1,7 @@
 """FSDP2 with a planted change: what ``benchmarks/regression.py`` records to see whether ``tracekit check`` finds it.
 
-    slow       one rank's blocks take this share longer in forward (they multiply matrices until the time is over)
-    gathers    all-gathers of a small tensor that every block adds in forward
+slow       one rank's blocks take this share longer in forward (they multiply matrices until the time is over)
+gathers    all-gathers of a small tensor that every block adds in forward
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-
-from tracekit.manifest import Expected
 from tracekit.workloads import fsdp2
 from tracekit.workloads.common import loop
 from tracekit.workloads.common.job import Job, Training
 from tracekit.workloads.common.settings import option
 from tracekit.workloads.common.transformer import Block
+
+from tracekit.manifest import Expected
 
 MESH = fsdp2.MESH
 

@@ -7,8 +7,8 @@ Per rank and step (the step that launched a piece of work, where the launch is k
     phase       the same time, summed over what forward, backward and optimizer launched [ns]
     collective  calls, full bytes, time (duration, transfer, wait) by axis, kind, purpose, element type and full size
 
-A rank keeps its KEPT classes of compute with the largest time and adds up the rest under ``other``, exactly. Truncated windows are left out:
-what their steps lack cannot be told.
+A rank keeps its KEPT classes of compute with the largest time and adds up the rest under ``other``, exactly. Truncated windows are
+left out: what their steps lack cannot be told.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ def reduce(activity: Activity) -> StepWork | None:
     if not len(device):
         return None
     marked = len(activity.steps) > 0
-    step = np.where(device.launch_step >= 0, device.launch_step, device.step).astype(np.int64) if marked else np.zeros(len(device), np.int64)
+    step = (
+        np.where(device.launch_step >= 0, device.launch_step, device.step).astype(np.int64) if marked else np.zeros(len(device), np.int64)
+    )
     chosen = np.flatnonzero((device.work != Work.COMMUNICATION) & (step >= 0) & (step < len(times)))
     step, length = step[chosen], (device.end - device.start)[chosen]
     work = device.work[chosen].astype(np.int64)
@@ -119,8 +121,10 @@ def _kernel_names(activity: Activity, key: Int64Array, name: Any, kept: Int64Arr
     """The kernels that a class ran, by name; nothing on CPU jobs, whose operators are the work."""
     if activity.on_cpu:
         return [() for _ in kept]
-    pairs = pd.DataFrame({"key": key, "name": name}).drop_duplicates()
-    found = {int(k): part["name"].tolist() for k, part in pairs.groupby("key")}
+    pairs = np.unique(np.stack([key, np.asarray(name, np.int64)], axis=1), axis=0)
+    found: dict[int, list[int]] = {}
+    for one, code in pairs.tolist():
+        found.setdefault(one, []).append(code)
     return [tuple(sorted(text_of(activity.tables, int(code)) for code in found.get(int(k), ()))[:MOST_KERNELS]) for k in kept]
 
 
@@ -157,9 +161,7 @@ class StepClasses:
         if not self.steps:
             return {"step_classes": None, "not_measured": {"step_classes": self.reason}}
         steps = [{"rank": rank, "step": step} for rank, step in self.steps]
-        return {
-            "step_classes": {"steps": steps, "compute": self.compute, "phases": self.phases, "collectives": self.collectives}
-        }
+        return {"step_classes": {"steps": steps, "compute": self.compute, "phases": self.phases, "collectives": self.collectives}}
 
 
 @dataclass(frozen=True)
@@ -212,15 +214,18 @@ def _compute(columns: Sequence[_Column], work: dict[int, StepWork]) -> list[dict
         here, there = (np.array([pair[i] for pair in own], np.int64) for i in range(2))
         calls[np.ix_(rows, here)] = reduced.calls[:, there]
         time[np.ix_(rows, here)] = reduced.time[:, there]
-    rows = []
-    for key in sorted(place, key=lambda key: -int(time[place[key]].sum())):
-        operator, shapes, kind = key
-        names = sorted(kernels[key])[:MOST_KERNELS]
-        own = place[key]
-        rows.append(
-            {"operator": operator, "shapes": shapes, "work": kind, "kernels": names, "calls": calls[own].tolist(), "time_us": _us(time[own])}
-        )
-    return rows
+    order = sorted(place, key=lambda key: -int(time[place[key]].sum()))
+    return [
+        {
+            "operator": operator,
+            "shapes": shapes,
+            "work": kind,
+            "kernels": sorted(kernels[operator, shapes, kind])[:MOST_KERNELS],
+            "calls": calls[place[operator, shapes, kind]].tolist(),
+            "time_us": _us(time[place[operator, shapes, kind]]),
+        }
+        for operator, shapes, kind in order
+    ]
 
 
 def _phase_rows(columns: Sequence[_Column], work: dict[int, StepWork]) -> list[dict[str, Any]]:

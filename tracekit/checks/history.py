@@ -55,7 +55,9 @@ def read(path: str) -> list[Entry]:
         lines = [line for line in Path(path).read_bytes().splitlines() if line.strip()]
         return [msgspec.json.decode(line, type=Entry) for line in lines]
     except (OSError, ValueError, msgspec.DecodeError, RecursionError) as error:
-        raise InputError(f"{path} is no history of tracekit: {str(error)[:200]}", "write one with: tracekit check --history FILE") from error
+        raise InputError(
+            f"{path} is no history of tracekit: {str(error)[:200]}", "write one with: tracekit check --history FILE"
+        ) from error
 
 
 _COLUMNS = ("check", "time_unix_s", "name", "commit", "outcome", "quantity", "unit", "value")

@@ -47,13 +47,15 @@ def read_thresholds(path: str) -> list[Threshold]:
     file = Path(path)
     try:
         if file.stat().st_size > _LARGEST_FILE:
-            raise InputError(f"{path}: {file.stat().st_size:,} bytes are no file of thresholds", "name a TOML file with a table [thresholds]")
+            raise InputError(
+                f"{path}: {file.stat().st_size:,} bytes are no file of thresholds", "name a TOML file with a table [thresholds]"
+            )
         found = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise InputError(f"{path}: {error}", "write a table [thresholds] with lines like \"step.time\" = 0.03") from error
+        raise InputError(f"{path}: {error}", 'write a table [thresholds] with lines like "step.time" = 0.03') from error
     table = found.get("thresholds")
     if not isinstance(table, dict):
-        raise InputError(f"{path}: there is no table [thresholds]", "write lines like \"step.time\" = 0.03 below [thresholds]")
+        raise InputError(f"{path}: there is no table [thresholds]", 'write lines like "step.time" = 0.03 below [thresholds]')
     return thresholds_of(table, path)
 
 

@@ -104,28 +104,17 @@ def _refuse_to_replace_input(job: Job, *outputs: str | None) -> None:
 
 
 def _written(job: Job, results: Mapping[str, Result], report: str | None, json_file: str | None, operations: bool) -> dict[str, Any]:
+    from tracekit.cli.outputs import write_json
     from tracekit.report import html
     from tracekit.report.document import document
 
     found = document(job, results, operations=operations)
     with contextlib.ExitStack() as both:  # a report that cannot be written does not keep the JSON from being written
         if json_file is not None:
-            both.callback(_write_json, json_file, found)
+            both.callback(write_json, json_file, found)
         if report is not None:
             html.write(report, results, found)
     return found
-
-
-def _write_json(file: str, found: Mapping[str, Any]) -> None:
-    from tracekit.files import write_atomically
-    from tracekit.report.document import encode
-
-    data = encode(found, indent=1) + b"\n"
-    if file == "-":
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
-    else:
-        write_atomically(file, [data])
 
 
 def _refuse_partial(document: Mapping[str, Any]) -> None:

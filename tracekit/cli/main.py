@@ -21,6 +21,9 @@ from tracekit.report.text import visible
 COMMANDS = {
     "analyze": "Read the traces of a whole job and explain where its time went.",
     "cache": "Show or clear what is kept of traces that were read.",
+    "compare": "Say what changed between two runs, by how much, and why.",
+    "baseline": "Keep what a run measured.",
+    "check": "Hold a run against a baseline; fails when something got worse.",
     "estimate": "Say what a model on a mesh would need and send, without running it.",
     "record": "Run a reference workload under the recorder.",
     "simulate": "Show what every rank of a strategy holds and sends, on virtual ranks.",

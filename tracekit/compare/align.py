@@ -18,8 +18,8 @@ Side = Sequence[Run]
 class Alignment:
     """``ranks``: those that both sides have, None where the sides are different jobs and ranks stand for their role.
 
-    ``steps``: numbers that all recordings share, None where steps are compared as they come. ``stage_axis``: the mesh axis by which roles are
-    told apart, '' where all ranks play one. ``notes`` say so to a reader.
+    ``steps``: numbers that all recordings share, None where steps are compared as they come. ``stage_axis``: the mesh axis by which roles
+    are told apart, '' where all ranks play one. ``notes`` say so to a reader.
     """
 
     ranks: frozenset[int] | None

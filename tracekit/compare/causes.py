@@ -15,6 +15,8 @@ from tracekit.compare.changes import Change
 _COLLECTIVE = r"collectives\.(?P<class>(?P<axis>[^.]*)\.(?P<kind>[^.]*)\.(?P<purpose>[^.]*))"
 
 #: (effect, what can cause it, whether both have to move the same way). ``{name}`` is what the effect's group of that name matched.
+_TIMES = (r"step\..*", r"phase\..*", r"kernels\..*", r"exposed\..*", r"collectives\..*")
+_COMPUTE = (r"(phase|step)\..*compute(@\d+)?", r"kernels\..*")
 EDGES: tuple[tuple[str, tuple[str, ...], bool], ...] = (
     (r"operator\.(?P<name>.*)\.time", (r"kernels\..*\.time", r"operator\.{name}\.calls"), True),
     (r"operator\.(?P<name>.*)\.calls", (r"kernels\..*\.calls",), True),
@@ -25,24 +27,20 @@ EDGES: tuple[tuple[str, tuple[str, ...], bool], ...] = (
     (r"step\.compute", (r"phase\..*", r"step\.compute@\d+", r"kernels\..*"), True),
     (_COLLECTIVE + r"\.bytes", (r"collectives\.{class}\.calls",), True),
     (_COLLECTIVE + r"\.transfer", (r"collectives\.{class}\.(calls|bytes)",), True),
-    (_COLLECTIVE + r"\.wait", (r"collectives\.{class}\.(calls|bytes|transfer)", r"(phase|step)\..*compute(@\d+)?", r"kernels\..*"), False),
+    (_COLLECTIVE + r"\.wait", (r"collectives\.{class}\.(calls|bytes|transfer)", *_COMPUTE), False),
     (_COLLECTIVE + r"\.[^.]*\.[^.]*\.calls", (r"collectives\.{class}\.(calls|bytes)",), False),
-    (
-        r"exposed\.(?P<axis>.*)",
-        (r"collectives\.{axis}\..*\.(calls|bytes|transfer|wait)", r"(phase|step)\..*compute(@\d+)?", r"kernels\..*\.time"),
-        False,
-    ),
-    (r"step\.(exposed_comm|hidden_comm)", (r"exposed\..*", r"collectives\..*", r"(phase|step)\..*compute(@\d+)?", r"kernels\..*"), False),
-    (r"step\.(idle|exposed_copy|unknown)", (r"step\..*", r"phase\..*", r"kernels\..*", r"exposed\..*", r"collectives\..*"), False),
-    (r"pipeline\.bubble_share", (r"phase\..*", r"step\.(compute.*|exposed_comm)", r"kernels\..*", r"exposed\.pp", r"collectives\.pp\..*"), False),
-    (r"step\.time", (r"step\..*", r"phase\..*", r"kernels\..*", r"exposed\..*", r"collectives\..*", r"pipeline\..*"), True),
-    (r"mfu", (r"step\..*", r"phase\..*", r"kernels\..*", r"exposed\..*", r"collectives\..*"), False),
+    (r"exposed\.(?P<axis>.*)", (r"collectives\.{axis}\..*\.(calls|bytes|transfer|wait)", *_COMPUTE), False),
+    (r"step\.(exposed_comm|hidden_comm)", (r"exposed\..*", r"collectives\..*", *_COMPUTE), False),
+    (r"step\.(idle|exposed_copy|unknown)", _TIMES, False),
+    (r"pipeline\.bubble_share", (r"exposed\.pp", r"collectives\.pp\..*", *_COMPUTE), False),
+    (r"step\.time", (r"pipeline\..*", *_TIMES), True),
+    (r"mfu", _TIMES, False),
     (r"memory\.unit\.(?P<name>[^.]*)\..*", (r"memory\.{name}",), False),
     (r"memory\.(gathered_parameters|unsharded_gradients)", (r"collectives\..*\.parameter_gather\.(calls|bytes)",), False),
     (r"memory\.(communication_buffers|gradients)", (r"collectives\..*\.(calls|bytes)",), False),
     (r"memory\.peak", (r"memory\.(?!reserved|unit|peak).*", r"collectives\..*\.parameter_gather\.(calls|bytes)"), False),
     (r"memory\.reserved", (r"memory\.(?!reserved|unit).*",), True),
-)  # fmt: skip
+)
 _COMPILED = tuple((re.compile(effect), causes, same) for effect, causes, same in EDGES)
 
 #: Compute that changed by one factor in this many families, within this share of it, is the device, not the kernels.

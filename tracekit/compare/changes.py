@@ -83,15 +83,23 @@ def compare(base: Side, new: Side) -> Comparison:
             quantities.setdefault(key, quantity)
     both = {key: _Pair(base, new, sides, quantity, alignment) for key, quantity in quantities.items()}
     step = both["step.time"].middle(0) if "step.time" in both else None
-    drift = _movement(both.values(), step)
+    noise = _Noise(_movement(both.values(), step), _steps_spread(both))
     changes: list[Change] = []
     for pair in both.values():
-        change = _change(pair, drift)
+        change = _change(pair, noise)
         if change.outcome != "not_measured" or change.rule != "detail":
             changes.append(change)
         if _BY_RANK.fullmatch(pair.quantity.key) and not alignment.by_role:
-            changes += _single_ranks(pair, drift)
+            changes += _single_ranks(pair, noise)
     return Comparison(base, new, alignment, changes, step)
+
+
+@dataclass(frozen=True)
+class _Noise:
+    """What is known of the noise of two single recordings: how far their times moved apart, and how far their steps spread, relative."""
+
+    moved: float
+    steps: float
 
 
 class _Pair:
@@ -146,17 +154,13 @@ class _Pair:
         kept = [role for role, value in scale.items() if value > 0.05 * most and value > 0]
         if not kept:
             return [], []
-        sides = []
-        for side in (1, 0):
-            sides.append([np.concatenate([array(row[role]) / scale[role] for role in kept]) for row in self.values[side]])
-        return sides[0], sides[1]
+        new, base = ([np.concatenate([array(row[role]) / scale[role] for role in kept]) for row in self.values[side]] for side in (1, 0))
+        return new, base
 
 
 def replace_values(quantity: Quantity, values: Sequence[float]) -> Quantity:
     """The quantity with other values."""
-    return Quantity(
-        quantity.key, quantity.label, quantity.unit, quantity.rule, quantity.scope, list(values), quantity.higher_is_better
-    )
+    return Quantity(quantity.key, quantity.label, quantity.unit, quantity.rule, quantity.scope, list(values), quantity.higher_is_better)
 
 
 def _sparse(word: str) -> bool:
@@ -189,7 +193,13 @@ def _movement(pairs: Iterable[_Pair], step: float | None) -> float:
     return float(np.quantile(moved, _MOVING_QUANTILE)) if moved else 0.0
 
 
-def _change(pair: _Pair, drift: float) -> Change:
+def _steps_spread(pairs: Mapping[str, _Pair]) -> float:
+    pair = pairs.get("step.time")
+    new, base = pair.relative(pair.roles()) if pair is not None and pair.roles() else ([], [])
+    return max((spread_of(values) for values in (*new, *base)), default=0.0)
+
+
+def _change(pair: _Pair, noise: _Noise) -> Change:
     quantity = pair.quantity
     blank = Change(quantity.key, quantity.label, quantity.unit, quantity.rule, "not_measured", None, None, why=pair.why)
     blank = replace(blank, higher_is_better=quantity.higher_is_better, base=_known(pair, 0), new=_known(pair, 1))
@@ -199,7 +209,7 @@ def _change(pair: _Pair, drift: float) -> Change:
     blank = replace(blank, base=old, new=now, relative=_relative(old, now), why="")
     if quantity.unit in ("bytes", "calls", "ranks", "files"):
         return _exact(blank, pair)
-    return _statistical(blank, pair, pair.roles(), drift)
+    return _statistical(blank, pair, pair.roles(), noise)
 
 
 def _known(pair: _Pair, side: int) -> float | None:
@@ -263,29 +273,30 @@ def _direction(rises: bool, higher_is_better: bool) -> Outcome:
     return "better" if rises == higher_is_better else "worse"
 
 
-def _statistical(blank: Change, pair: _Pair, roles: Sequence[int], drift: float) -> Change:
+def _statistical(blank: Change, pair: _Pair, roles: Sequence[int], noise: _Noise) -> Change:
     new, base = pair.relative(roles)
     if not new or not base:
         if not blank.new:
             return replace(blank, outcome="same")
         return replace(blank, outcome=_direction(True, blank.higher_is_better))
-    verdict = _judged(new, base, pair.quantity.scope == "job", drift)
+    verdict = _judged(new, base, pair.quantity.scope == "job", noise)
     relative = blank.relative if blank.relative is not None else 0.0
     result = replace(blank, noise=verdict.drift, p=verdict.p, spread=verdict.spread)
     if abs(relative) < SMALLEST:
         return replace(result, outcome="same")
     if not verdict.beyond(relative):
-        return replace(result, outcome="noise")
+        why = "too noisy for one recording a side" if verdict.too_noisy else ""
+        return replace(result, outcome="noise", why=why)
     return replace(result, outcome=_direction(relative > 0, blank.higher_is_better))
 
 
-def _judged(new: list[Values], base: list[Values], single: bool, drift: float) -> Verdict:
+def _judged(new: list[Values], base: list[Values], single: bool, noise: _Noise) -> Verdict:
     """Of one value a recording nothing is known of its spread: it may drift as far as the times did."""
-    verdict = judge(new, base, drift)
-    return replace(verdict, drift=max(verdict.drift, drift)) if single and min(len(new), len(base)) < 2 else verdict
+    verdict = judge(new, base, noise.moved, noise.steps)
+    return replace(verdict, drift=max(verdict.drift, noise.moved)) if single and min(len(new), len(base)) < 2 else verdict
 
 
-def _single_ranks(pair: _Pair, drift: float) -> list[Change]:
+def _single_ranks(pair: _Pair, noise: _Noise) -> list[Change]:
     """Ranks that moved away from the others: most of the change is theirs alone."""
     roles = pair.roles()
     if len(roles) < 2:
@@ -301,8 +312,10 @@ def _single_ranks(pair: _Pair, drift: float) -> list[Change]:
             continue
         quantity = pair.quantity
         label = f"{quantity.label} on rank {role}"
-        blank = Change(f"{quantity.key}@{role}", label, quantity.unit, quantity.rule, "same", float(old[place]), float(now[place]), float(moved[place]))
-        change = _statistical(replace(blank, rank=role), pair, [role], drift)
+        blank = Change(
+            f"{quantity.key}@{role}", label, quantity.unit, quantity.rule, "same", float(old[place]), float(now[place]), float(moved[place])
+        )
+        change = _statistical(replace(blank, rank=role), pair, [role], noise)
         if change.moved:
             found.append(change)
     return found

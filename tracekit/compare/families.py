@@ -18,7 +18,10 @@ _FAMILIES: tuple[tuple[str, str], ...] = (
     ("sort", r"sort|topk|radix|unique"),
     ("copy", r"copy_|memcpy|memset|\bcat\b|\bto\b|_to_copy|clone|contiguous|permute|transpose|chunk_cat|split_with_sizes"),
     ("random", r"dropout|bernoulli|random|uniform|normal_"),
-    ("elementwise", r"elementwise|\badd\b|\badd_\b|\bmul\b|\bmul_\b|\bdiv\b|\bsub\b|gelu|relu|silu|sigmoid|tanh|pow|sqrt|fill_|zero_|triton_"),
+    (
+        "elementwise",
+        r"elementwise|\badd\b|\badd_\b|\bmul\b|\bmul_\b|\bdiv\b|\bsub\b|gelu|relu|silu|sigmoid|tanh|pow|sqrt|fill_|zero_|triton_",
+    ),
 )
 _PATTERNS = tuple((name, re.compile(pattern, re.IGNORECASE)) for name, pattern in _FAMILIES)
 OTHER = "other"

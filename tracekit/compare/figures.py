@@ -1,7 +1,7 @@
 """The figures of a run: every quantity that can be held against another run's, with a value a rank and step where it has one.
 
-They are taken from the JSON of ``tracekit analyze`` (docs/json.md), so that a run that was just read, a saved ``--json`` file and a baseline
-are one thing here. A quantity's ``key`` is stable; patterns of thresholds match it:
+They are taken from the JSON of ``tracekit analyze`` (docs/json.md), so that a run that was just read, a saved ``--json`` file and a
+baseline are one thing here. A quantity's ``key`` is stable; patterns of thresholds match it:
 
     step.time|compute|exposed_comm|hidden_comm|exposed_copy|idle     exposed.AXIS
     phase.PHASE.compute                                              kernels.FAMILY.time|calls
@@ -120,7 +120,13 @@ def _places(document: Mapping[str, Any]) -> list[tuple[int, int]]:
     return sorted({(int(row["rank"]), _number(row["step"])) for row in rows if row["rank"] is not None})
 
 
-_KEYS = {"step": "breakdown", "exposed": "exposed_by_axis", "kernels": "step_classes", "phase": "step_classes", "collectives": "step_classes"}
+_KEYS = {
+    "step": "breakdown",
+    "exposed": "exposed_by_axis",
+    "kernels": "step_classes",
+    "phase": "step_classes",
+    "collectives": "step_classes",
+}
 
 
 def _reason(document: Mapping[str, Any], word: str) -> str:
@@ -137,7 +143,9 @@ class _Builder:
         self._step = {place: index for index, place in enumerate(places)}
         self._rank = {rank: index for index, rank in enumerate(ranks)}
 
-    def by_step(self, key: str, label: str, unit: str, rule: Rule, values: Iterable[tuple[int, Any, Any]], fill: float | None = None) -> None:
+    def by_step(
+        self, key: str, label: str, unit: str, rule: Rule, values: Iterable[tuple[int, Any, Any]], fill: float | None = None
+    ) -> None:
         """Add (rank, step, value); places without one hold ``fill``. Of two values at one place the sum counts."""
         row: list[float | None] = [fill] * len(self._step)
         for rank, step, value in values:
@@ -266,9 +274,9 @@ def _memory(builder: _Builder, document: Mapping[str, Any]) -> bool:
     for row in rows:
         for unit in row.get("units") or []:
             units.setdefault((str(unit["category"]), str(unit["name"])), []).append((row["rank"], unit["bytes"]))
-    for (category, name), values in sorted(units.items(), key=lambda item: -max(v or 0 for _, v in item[1]))[:MOST_UNITS]:
+    for (category, name), held in sorted(units.items(), key=lambda item: -max(v or 0 for _, v in item[1]))[:MOST_UNITS]:
         label = f"{category.replace('_', ' ')} of {name}"
-        builder.by_rank(f"memory.unit.{category}.{name}", label, "bytes", "detail", _summed(values))
+        builder.by_rank(f"memory.unit.{category}.{name}", label, "bytes", "detail", _summed(held))
     return any(value is not None for value in peaks.values())
 
 

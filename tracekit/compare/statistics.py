@@ -6,6 +6,7 @@ What is compared are values relative to the base's median at the same place, so 
 - fewer: one value a rank and step. Steps of one recording share its machine, its neighbours, its clocks; a test over them knows nothing of
   how much two recordings of the same program differ. So the change also has to exceed the *drift*: with two or three recordings of a side
   what they differ by among themselves; with one, what the run's other times moved by, at most DRIFT times its own spread over steps.
+  Where the values of one recording spread by more than TOO_NOISY, it cannot tell its machine from a change: more recordings can.
 
 A change counts when p <= ALPHA and it exceeds the drift. Of so few values that no p can be that small, the two sides must be apart by more
 than either spreads.
@@ -25,6 +26,8 @@ Values = npt.NDArray[np.float64]
 ALPHA = 0.01
 #: How far two recordings may drift apart, in spreads (median absolute deviation times 1.4826) of their own steps.
 DRIFT = 4.0
+#: Spread (of the values, or of the steps) above which one recording a side says nothing about times.
+TOO_NOISY = 0.10
 #: Recordings of a side from which on they are what is compared.
 ENOUGH_RUNS = 4
 #: Sizes up to which the distribution of U is counted out.
@@ -39,10 +42,11 @@ class Verdict:
     spread: float
     drift: float
     apart: bool  # every NEW value lies on one side of every BASE value, by more than either spreads
+    too_noisy: bool = False
 
     def beyond(self, relative: float) -> bool:
         """Whether a relative change is more than noise."""
-        return (self.p <= ALPHA or self.apart) and abs(relative) > self.drift
+        return not self.too_noisy and (self.p <= ALPHA or self.apart) and abs(relative) > self.drift
 
 
 def p_greater(new: Values, base: Values) -> float:
@@ -81,9 +85,13 @@ def spread_of(values: Values) -> float:
     return float(1.4826 * np.median(np.abs(values - np.median(values))))
 
 
-def judge(new: list[Values], base: list[Values], moved: float) -> Verdict:
-    """``new`` and ``base``: relative values of each recording. ``moved``: what the run's other times moved by between the sides."""
+def judge(new: list[Values], base: list[Values], moved: float, steps_spread: float = 0.0) -> Verdict:
+    """``new`` and ``base``: relative values of each recording.
+
+    ``moved``: what the run's other times moved by between the sides; ``steps_spread``: the spread of its steps.
+    """
     runs = min(len(new), len(base))
+    noisy = False
     within = max((spread_of(values) for values in (*new, *base)), default=0.0)
     if runs >= ENOUGH_RUNS:
         units = [np.array([float(np.median(values)) for values in side]) for side in (new, base)]
@@ -91,9 +99,10 @@ def judge(new: list[Values], base: list[Values], moved: float) -> Verdict:
     else:
         units = [np.concatenate(side) for side in (new, base)]
         own = _apart(new, base)
+        noisy = own is None and max(within, steps_spread) > TOO_NOISY
         drift = own if own is not None else min(moved, DRIFT * within)
     up, down = p_greater(units[0], units[1]), p_greater(units[1], units[0])
-    return Verdict(min(up, down), within, drift, _separate(*units))
+    return Verdict(min(up, down), within, drift, _separate(*units), noisy)
 
 
 def _apart(*sides: list[Values]) -> float | None:

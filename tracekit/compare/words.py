@@ -104,7 +104,8 @@ def _bytes(cause: Cause, axis: str, kind: str, purpose: str) -> str:
 
 def _types(cause: Cause) -> str:
     """``: float32 instead of bfloat16`` where the classes of one type went and those of another came."""
-    came, went = set(), set()
+    came: set[str] = set()
+    went: set[str] = set()
     for change in cause.consequences:
         match = re.fullmatch(r"collectives\.[^.]*\.[^.]*\.[^.]*\.([^.]*)\.[^.]*\.calls", change.key)
         if match:
