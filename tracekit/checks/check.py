@@ -14,6 +14,8 @@ from tracekit.compare.words import headline, phrase, sizes
 
 Status = Literal["passed", "fell", "not_measured"]
 PASSED, FELL, NOTHING_COMPARED = 0, 1, 2
+#: 1.05 / 1 - 1 is more than 0.05 in floating point.
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -88,10 +90,10 @@ def _judged(change: Change, threshold: Threshold, comparison: Comparison, said: 
 def _beyond(change: Change, limit: float, step_us: float | None) -> bool:
     if change.rule == "exact" or change.unit in ("calls", "bytes", "ranks", "files"):
         allowed = max(limit, VARYING_LIMIT) if change.noise is None else limit
-        return change.relative is None or abs(change.relative) > allowed or (limit == 0 and change.outcome == "changed")
+        return change.relative is None or abs(change.relative) > allowed + ROUNDING or (limit == 0 and change.outcome == "changed")
     if change.unit == "us" and step_us and abs(change.difference) < SMALLEST_SHARE_OF_STEP * step_us:
         return False
-    return change.relative is None or abs(change.relative) > limit
+    return change.relative is None or abs(change.relative) > limit + ROUNDING
 
 
 def _problem(rows: Sequence[Row]) -> str:

@@ -60,6 +60,8 @@ def causes(changes: Sequence[Change]) -> list[Cause]:
     moved = [change for change in changes if change.moved]
     uniform = _uniform(moved)
     parent = {change.key: uniform if change in uniform_members(moved, uniform) else _parent(change, moved) for change in moved}
+    if uniform is not None:
+        parent[uniform.key] = None
     _under_the_peak(moved, parent)
     members: dict[str, list[Change]] = {}
     by_key = {change.key: change for change in moved}
@@ -140,7 +142,17 @@ def _root(change: Change, parent: dict[str, Change | None]) -> Change:
 
 
 #: Where two changes can both explain a third, the one further up counts: counts and bytes, then kernels, phases, times.
-_RANK = (r".*\.calls", r".*\.bytes", r".*compute@\d+", r"kernels\..*", r"phase\..*", r"collectives\..*", r"exposed\..*", r"memory\..*")
+_RANK = (
+    r".*\.calls",
+    r".*\.bytes",
+    r".*compute@\d+",
+    r"kernels\..*",
+    r"phase\..*",
+    r"collectives\..*",
+    r"exposed\..*",
+    r"step\.(?!time).*",
+    r"memory\..*",
+)
 
 
 def _weight(change: Change) -> tuple[int, float]:

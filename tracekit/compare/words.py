@@ -40,11 +40,13 @@ def _speed(comparison: Comparison) -> str:
 def phrase(cause: Cause) -> str:
     """What changed, in the field's words, with its size."""
     root = cause.root
+    worse = next((change for change in cause.consequences if change.outcome == "worse" and change.rule != "detail"), None)
+    price = f"; {worse.label} {sizes(worse)}" if root.outcome == "better" and worse is not None else ""
     for pattern, say in _PHRASES:
         match = re.fullmatch(pattern, root.key)
         if match:
-            return say(cause, *match.groups())
-    return f"{root.label} {sizes(root)}"
+            return say(cause, *match.groups()) + price
+    return f"{root.label} {sizes(root)}{price}"
 
 
 def sizes(change: Change) -> str:
@@ -67,7 +69,8 @@ def amount(value: float, unit: str) -> str:
         return format_bytes(value)
     if unit == "share":
         return f"{value:.1%}"
-    return f"{value:,.0f} {unit}" if value == round(value) else f"{value:,.1f} {unit}"
+    shown = f"{value:,.0f}" if value == round(value) else f"{value:,.1f}"
+    return f"{shown} {unit[:-1] if shown == '1' and unit.endswith('s') else unit}"
 
 
 def _more(change: Change) -> str:
