@@ -48,8 +48,19 @@ def test_every_module_of_the_package_is_an_analysis_in_reading_order() -> None:
         "comparison",
         "timeline",
         "coverage",
+        "step_classes",
     ]
-    assert set(analyses.reducers()) == {"breakdown", "overlap", "idle", "kernels", "memory", "operators", "pipeline", "timeline"}
+    assert set(analyses.reducers()) == {
+        "breakdown",
+        "overlap",
+        "idle",
+        "kernels",
+        "memory",
+        "operators",
+        "pipeline",
+        "step_classes",
+        "timeline",
+    }
 
 
 def test_results_keep_the_promises_of_the_protocol() -> None:
