@@ -26,6 +26,7 @@ COMMANDS = {
     "check": "Hold a run against a baseline; fails when something got worse.",
     "estimate": "Say what a model on a mesh would need and send, without running it.",
     "record": "Run a reference workload under the recorder.",
+    "run": "Record some steps of a training program that stays as it is.",
     "simulate": "Show what every rank of a strategy holds and sends, on virtual ranks.",
 }
 

@@ -63,3 +63,21 @@ def stages(models: Sequence[nn.Module]) -> list[Any]:
     """The pipeline stages that run one of these modules."""
     own = {id(module) for model in models for module in model.modules()}
     return [stage for stage in instances(private.pipeline_stage_type()) if id(getattr(stage, "submod", None)) in own]
+
+
+def trained(optimizers: Sequence[Any]) -> tuple[list[nn.Module], list[Any], list[str]]:
+    """(the outermost modules with parameters of these optimizers, the optimizers, what could not be found).
+
+    An engine among the optimizers is its own model, and brings its optimizer along.
+    """
+    engines = [one for one in optimizers if is_engine(one)]
+    if engines:
+        own = [engine.optimizer for engine in engines if getattr(engine, "optimizer", None) is not None]
+        return engines, own, []
+    held = {id(parameter) for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]}
+    modules = instances(nn.Module)
+    inner = {id(child) for module in modules for child in module._modules.values() if child is not None}
+    outermost = [module for module in modules if id(module) not in inner]
+    models = [module for module in outermost if any(id(parameter) in held for parameter in module.parameters())]
+    notes = [] if models else ["no module with the optimizer's parameters was found: owners of memory and units are not recorded"]
+    return models, list(optimizers), notes

@@ -26,12 +26,13 @@ from tracekit.recorder.window import Labels, Settings, Window
 class Recorder:
     """What the training loop holds while it is recorded. Made by ``record``."""
 
-    def __init__(self, directory: Path, said: describe.Description, settings: Settings) -> None:
+    def __init__(self, directory: Path, said: describe.Description, settings: Settings, step: int = 0) -> None:
+        """``step``: how many steps were run before."""
         self.directory = directory
         self.said = said
         self.wait, self.warmup, self.active = settings.wait, settings.warmup, settings.active
         self._guard = Guard()
-        self._window = Window(directory, said, settings, self._guard)
+        self._window = Window(directory, said, settings, self._guard, step)
         self._notes = self._window.notes
 
     # What a training loop calls --------------------------------------------------------------------------------------
@@ -90,6 +91,21 @@ class Recorder:
     def fail(self, error: Exception) -> None:
         """Recording ends because of ``error``; the loop goes on."""
         self._guard.fail(error)
+
+    @property
+    def over(self) -> bool:
+        """Whether the window has ended: nothing more will be recorded."""
+        return self._window.closed
+
+    @property
+    def rank(self) -> int:
+        """This process' global rank."""
+        return self._window.rank
+
+    @property
+    def steps(self) -> list[int]:
+        """Numbers of the steps that were recorded whole, from 0."""
+        return self._window.steps
 
     @property
     def files(self) -> list[Path]:

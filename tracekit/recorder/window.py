@@ -39,34 +39,45 @@ class Settings:
 class Window:
     """Waits, warms up, records, writes; ``advance`` is called after every step."""
 
-    def __init__(self, directory: Path, said: describe.Description, settings: Settings, guard: Guard) -> None:
+    def __init__(self, directory: Path, said: describe.Description, settings: Settings, guard: Guard, step: int = 0) -> None:
         self.files: list[Path] = []
         self.notes: list[str] = []
         self.owners = OwnerLog()
-        self.step = 0
+        self.step = step
         self._directory, self._said, self._settings, self._guard = directory, said, settings, guard
         self._hooks = Hooks(self.owners, guard.guarded)
         self._place = Place()
         kept = {"record_shapes": settings.shapes, "profile_memory": settings.memory, "with_stack": settings.stacks}
         self._profiling = Profiling(self._give_way, kept)
         self._in_place = contextlib.ExitStack()
-        self._prepared = self._closed = False
+        self._prepared = self.closed = False
 
     @property
     def marks_allocations(self) -> bool:
         """Whether the phases are to be written on CUDA allocations now."""
-        return self._prepared and not self._closed and self._settings.memory and torch.cuda.is_available()
+        return self._prepared and not self.closed and self._settings.memory and torch.cuda.is_available()
+
+    @property
+    def rank(self) -> int:
+        """This process' global rank."""
+        return self._place.rank
+
+    @property
+    def steps(self) -> list[int]:
+        """Steps that were recorded whole."""
+        first = self._settings.wait + self._settings.warmup
+        return list(range(first, min(self.step, first + self._settings.active)))
 
     def advance(self) -> None:
         """A step is over."""
         self.step += 1
-        if not self._closed:
+        if not self.closed:
             self._profiling.close_step()
             self.follow()
 
     def follow(self) -> None:
         """Everything is in place from the last warm-up steps on; registrations count while events are kept."""
-        if self._closed:
+        if self.closed:
             return
         at = self.step - self._settings.wait
         self._place.identify()
@@ -83,9 +94,9 @@ class Window:
 
     def end(self) -> None:
         """Take everything away, and write what was recorded. Once; then nothing."""
-        if self._closed or self._guard.foreign:
+        if self.closed or self._guard.foreign:
             return
-        self._closed = True
+        self.closed = True
         self.owners.end()
         safely = self._guard.safely
         if self._prepared:
@@ -148,7 +159,7 @@ class Window:
         self.end()
 
     def _ended_by(self, signal: str) -> None:
-        if self._closed:
+        if self.closed:
             return
         self.notes.append(f"the job was ended by {signal}: what was recorded by then is here")
         self.end()
@@ -160,14 +171,12 @@ class Window:
         trace = self._path(".pt.trace.json.gz")
         self._profiling.write(trace)
         self.files.append(trace)
-        first = self._settings.wait + self._settings.warmup
-        steps = list(range(first, min(self.step, first + self._settings.active)))
         notes = [*self.notes, *([f"recording stopped early: {self._guard.failed}"] if self._guard.failed else [])]
         if self.owners.left_out:
             notes.append(f"{self.owners.left_out} registrations of memory were left out")
         calls = self._calls(self._place.layout.groups)
         path = self._path(SUFFIX)
-        write_atomically(path, [encode(describe.manifest(self._said, self._place, steps, self.owners.columns(), calls, notes))])
+        write_atomically(path, [encode(describe.manifest(self._said, self._place, self.steps, self.owners.columns(), calls, notes))])
         self.files.append(path)
 
     def _calls(self, groups: Sequence[Group]) -> Calls:

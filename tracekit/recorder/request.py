@@ -1,0 +1,120 @@
+"""Which steps are recorded, agreed by all ranks through the recording's folder. No torch in here.
+
+The first steps are given by TRACEKIT_STEPS. Later ones are asked for by a file ``record`` in the folder (SIGUSR2 leaves one): the rank that
+manages to take it away decides at which step all begin, far enough ahead for the others to read of it, and writes that into
+``recording.json``. Nothing is sent between ranks for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tracekit.errors import UsageError
+from tracekit.files import write_atomically
+
+#: A rank looks at the folder this often, and a decision is so far ahead that every rank has looked (network folders show files late).
+LOOK_S, AHEAD_S = 0.5, 10.0
+#: Steps of a recording that was asked for while the job runs, and the first step that can be recorded: what a step of the job is, and
+#: which optimizers there are, shows in its first three.
+ON_DEMAND, EARLIEST = 3, 3
+WARMUP = 1
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Steps ``first`` to ``stop - 1`` into a folder."""
+
+    first: int
+    stop: int
+    folder: Path
+
+
+def parse_steps(text: str) -> tuple[int, int] | None:
+    """``10:13`` as (10, 13): steps 10, 11, 12; None for ``none``. Raises UsageError."""
+    if text == "none":
+        return None
+    first, colon, stop = text.partition(":")
+    if not (colon and first.isdecimal() and stop.isdecimal() and int(first) < int(stop) <= 10**9):
+        raise UsageError(f"--steps {text!r} is not FIRST:STOP", "10:13 records the steps 10, 11 and 12")
+    if int(first) < EARLIEST:
+        raise UsageError(f"--steps {text}: steps before {EARLIEST} cannot be recorded", "what a step is shows only in the first ones")
+    if int(stop) - int(first) > 1000:
+        raise UsageError(f"--steps {text}: that is {int(stop) - int(first)} steps", "a few show what all do: at most 1000")
+    return int(first), int(stop)
+
+
+class Requests:
+    """What one rank still has to record."""
+
+    def __init__(self, folder: Path, steps: tuple[int, int] | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.folder = folder
+        self.next = Steps(*steps, folder) if steps is not None else None
+        self.missed = ""
+        self._clock = clock
+        self._looked = self._began = clock()
+        self._first_step = 0
+        self._decided = self._decision_time()
+
+    def due(self, step: int) -> Steps | None:
+        """The recording whose warm-up begins with ``step``; None where none does. ``missed`` says of one that this rank is too late for."""
+        self._look(step)
+        if self.next is None or step < self.next.first - WARMUP:
+            return None
+        steps, self.next = self.next, None
+        if step > steps.first - WARMUP:
+            self.missed = f"steps {steps.first} to {steps.stop - 1} are not recorded: this rank was at step {step} when it learned of them"
+            return None
+        return steps
+
+    def _look(self, step: int) -> None:
+        now = self._clock()
+        if now - self._looked < LOOK_S:
+            return
+        self._looked = now
+        if self.next is None and self._taken():
+            each = (now - self._began) / max(1, step - self._first_step)
+            self._decide(step + WARMUP + max(2, math.ceil(AHEAD_S / max(each, 1e-6))))
+        changed = self._decision_time()
+        if changed != self._decided:
+            self._decided = changed
+            self.next = self._read() or self.next
+        if now - self._began > 60:
+            self._began, self._first_step = now, step
+
+    def _taken(self) -> bool:
+        """Whether there was a request, and this rank is the one that got it."""
+        request = self.folder / "record"
+        if not request.exists():
+            return False
+        with contextlib.suppress(OSError):
+            request.rename(self.folder / f".record-{os.getpid()}")
+            (self.folder / f".record-{os.getpid()}").unlink(missing_ok=True)
+            return True
+        return False
+
+    def _decide(self, first: int) -> None:
+        write_atomically(self._decision, [json.dumps({"first": first, "stop": first + ON_DEMAND}).encode()])
+
+    def _read(self) -> Steps | None:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            told = json.loads(self._decision.read_text())
+            first, stop = int(told["first"]), int(told["stop"])
+            return Steps(first, stop, self.folder / f"steps_{first}_{stop - 1}")
+        return None
+
+    @property
+    def _decision(self) -> Path:
+        return self.folder / "recording.json"
+
+    def _decision_time(self) -> int:
+        try:
+            return self._decision.stat().st_mtime_ns
+        except OSError:
+            return 0
