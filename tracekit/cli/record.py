@@ -17,6 +17,7 @@ Examples:
   tracekit record ddp --nproc 2 -o traces/ddp
   tracekit record fsdp2 --backend fake --mesh pp=2,dp_shard=4,tp=2 --rank 5 -o traces/rank5
   tracekit record ddp --help          what the workload does, and all its options
+  tracekit record --list              the workloads, a line each
 
 \b
 Exit codes: 0 recorded; 1 a rank failed; 2 an option is wrong, or torch is missing
@@ -37,6 +38,9 @@ def command(context: click.Context, workload: str | None, arguments: tuple[str, 
     Leaves a trace and a manifest of every rank in the folder given by -o. Every workload has the options --nproc N, --mesh AXIS=SIZE,...,
     --backend gloo|nccl|fake, --precision, --batch, --verify and more; see --help behind its name.
     """
+    if workload == "--list":
+        click.echo("\n".join(f"{name:<28} {text}" for name, text in _workloads().items()))
+        return
     if workload in (None, "--help", "-h"):
         click.echo(context.get_help() if workload else context.get_usage())
         click.echo(_listing())

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from tracekit.cli.folders import empty_folder
 from tracekit.errors import UsageError
+from tracekit.recorder.folder import empty_folder
 from tracekit.recorder.request import parse_steps
 
 EPILOG = """\b

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -175,6 +175,8 @@ def record(
 def _made(directory: str | Path, mesh: Any, model: Any, optimizer: Any, settings: Settings) -> Recorder:
     """The recorder; one that has failed already where it cannot be made of these."""
     try:
+        if settings.labels not in get_args(Labels):
+            raise ValueError(f"labels={settings.labels!r} is none of {', '.join(get_args(Labels))}")
         mesh, models, optimizers, notes = accepted.accepted(mesh, model, optimizer)
         recorder = Recorder(Path(directory), describe.Description(mesh, models, optimizers), settings)
         for note in notes:

@@ -2,7 +2,7 @@
 
 The first steps are given by TRACEKIT_STEPS. Later ones are asked for by a file ``record`` in the folder (SIGUSR2 leaves one): the rank that
 manages to take it away decides at which step all begin, far enough ahead for the others to read of it, and writes that into
-``recording.json``. Nothing is sent between ranks for it.
+``.tracekit-recording.json``. Nothing is sent between ranks for it.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Requests:
         self.next = Steps(*steps, folder) if steps is not None else None
         self.missed = ""
         self._clock = clock
-        self._looked = self._began = clock()
-        self._first_step = 0
+        self._looked = clock()
+        self._paced: tuple[float, int] | None = None  # time and step from which the duration of a step is told
         self._decided = self._decision_time()
 
     def due(self, step: int) -> Steps | None:
@@ -75,18 +75,19 @@ class Requests:
 
     def _look(self, step: int) -> None:
         now = self._clock()
+        since, at = self._paced = self._paced or (now, step)
         if now - self._looked < LOOK_S:
             return
         self._looked = now
         if self.next is None and self._taken():
-            each = (now - self._began) / max(1, step - self._first_step)
+            each = (now - since) / max(1, step - at)
             self._decide(step + WARMUP + max(2, math.ceil(AHEAD_S / max(each, 1e-6))))
         changed = self._decision_time()
         if changed != self._decided:
             self._decided = changed
             self.next = self._read() or self.next
-        if now - self._began > 60:
-            self._began, self._first_step = now, step
+        if now - since > 60 and step > at:
+            self._paced = now, step
 
     def _taken(self) -> bool:
         """Whether there was a request, and this rank is the one that got it."""
@@ -111,7 +112,7 @@ class Requests:
 
     @property
     def _decision(self) -> Path:
-        return self.folder / "recording.json"
+        return self.folder / ".tracekit-recording.json"
 
     def _decision_time(self) -> int:
         try:

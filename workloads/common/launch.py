@@ -25,6 +25,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from tracekit.errors import TracekitError, UsageError
+from tracekit.recorder.folder import empty_folder
 
 from .settings import mesh_sizes, parse
 
@@ -118,6 +119,8 @@ def _plan_in_child(name: str, arguments: list[str], folder: str) -> None:
         module = importlib.import_module(name)
         settings, _ = parse(module, arguments)
         world = math.prod(mesh_sizes(module, settings).values())
+        if settings.output:
+            empty_folder(Path(settings.output), replace=settings.replace)
         plan = {"world": 1 if settings.backend == "fake" else world}
     except TracekitError as error:
         plan = {"error": str(error)}

@@ -242,7 +242,7 @@ def sys_arguments(settings: Settings, options: Any, changed: Mapping[str, Any]) 
     for values, own in ((settings, changed), (options, {})):
         for item in dataclasses.fields(values):
             value = getattr(values, item.name)
-            if value != own.get(item.name, item.default) and item.name != "output":
+            if value != own.get(item.name, item.default) and item.name not in ("output", "replace"):
                 flag = item.name.replace("_", "-")
                 words += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
     return words

@@ -18,6 +18,9 @@ from tracekit.mesh.mesh import parse_mesh
 
 BACKENDS = ("auto", "gloo", "nccl", "fake")
 PRECISIONS = ("fp32", "bf16", "fp16", "fp8")
+#: Largest size of anything; ranks that the fake group can list in a moment; processes on one machine.
+MOST, MOST_FAKE, MOST_HERE = 10**7, 65_536, 512
+_SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocabulary", "sequence", "batch", "micro_batches", "active", "threads")
 LABELS = ("auto", "flight_recorder", "dispatch", "none")
 
 
@@ -35,6 +38,7 @@ class Settings:
     backend: str = option("auto", "auto: nccl where there are enough GPUs, else gloo; fake: one rank of any mesh, alone", BACKENDS)
     rank: int = option(0, "which rank to be, with --backend fake")
     output: str = option("", "folder of the recording; empty: nothing is recorded")
+    replace: bool = option(False, "replace the recording that the folder holds")
     precision: str = option("fp32", "fp32; bf16; fp16 with loss scaling; fp8 where the hardware has it", PRECISIONS)
     layers: int = option(4, "blocks of the transformer")
     hidden: int = option(128, "hidden size")
@@ -114,9 +118,19 @@ def parse(workload: ModuleType, arguments: Sequence[str]) -> tuple[Settings, Any
     if unknown:
         raise UsageError(f"{reader.prog.rpartition(' ')[2]} has no option {unknown[0]}", f"see {reader.prog} --help")
     values = vars(found)
+    _possible(values, arguments)
     settings = Settings(**{f.name: values[f.name] for f in dataclasses.fields(Settings)})
     kind = options_type(workload)
     return settings, kind(**{f.name: values[f.name] for f in dataclasses.fields(kind)})
+
+
+def _possible(values: Mapping[str, Any], arguments: Sequence[str]) -> None:
+    """UsageError for sizes that no job can have."""
+    given = any(word == "--nproc" or word.startswith("--nproc=") for word in arguments)
+    least = dict.fromkeys(_SIZES, 1) | dict.fromkeys(("wait", "warmup", "global_batch", "nproc"), 0) | ({"nproc": 1} if given else {})
+    for name, smallest in least.items():
+        if not smallest <= values[name] <= MOST:
+            raise UsageError(f"--{name.replace('_', '-')} {values[name]} is no size that a job can have", f"give {smallest} to {MOST}")
 
 
 def mesh_sizes(workload: ModuleType, settings: Settings) -> dict[str, int]:
@@ -143,6 +157,10 @@ def mesh_sizes(workload: ModuleType, settings: Settings) -> dict[str, int]:
     missing = [name for name in default if name not in sizes]
     if missing:
         raise UsageError(f"the mesh has no axis {missing[0]}, along which this workload works", f"its axes are {', '.join(default)}")
+    most = MOST_FAKE if settings.backend == "fake" else MOST_HERE
+    if world > most:
+        where = "one process can play" if settings.backend == "fake" else "one machine can run"
+        raise UsageError(f"a mesh of {world} ranks is more than {where}", f"at most {most}")
     if not 0 <= settings.rank < world:
         raise UsageError(f"rank {settings.rank} is none of {world} ranks", f"ranks are 0 to {world - 1}")
     return sizes
