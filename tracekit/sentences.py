@@ -70,6 +70,14 @@ def _axis_of_several_shapes(detail: Detail) -> str:
     return f"groups of axis {shortened(detail['axis'])} have different shapes: {shapes}"
 
 
+def _kernels_lost(detail: Detail) -> str:
+    steps = f" (steps {listed(detail['steps'])})" if detail["steps"] else ""
+    return (
+        f"{detail['count']} of {detail['total']} kernel launches have no kernel in the trace: buffers of the profiler were lost; "
+        f"the time in which they may have run{steps} is not known, and in no mean"
+    )
+
+
 def _ranks_out_of_step(detail: Detail) -> str:
     called = ", ".join(f"rank {rank} {kind}" for rank, kind in detail["called"][:4])
     more = f" and {detail['count'] - 4} more" if detail["count"] > 4 else ""
@@ -115,6 +123,8 @@ SENTENCES: dict[str, str | Callable[[Detail], str]] = {
     "times_no_numbers": "{count} {count:?time|times} (ts or dur) that are no numbers are taken as missing",
     "truncated": _truncated,
     "damage_behind": "{damage} after the end of the trace",
+    "lone_begins_and_ends": "{count} {count:?event|events} (ph B or E) without {count:?its|their} other end: left out",
+    "second_document": "the file goes on behind its trace with another one, which was not read: give each a file of its own",
     "autograd_export": "this is an export of the old autograd profiler: operators only, no kernel or rank information",
     "manifest_of_other_rank": "the manifest is of rank {manifest}, the trace of rank {rank}: it is read without it",
     "flight_recorder_overwritten": "the flight recorder had overwritten its first {count} collectives before they were read",
@@ -136,6 +146,14 @@ SENTENCES: dict[str, str | Callable[[Detail], str]] = {
     "clocks_aligned": _clocks_aligned,
     # Device work
     "no_device_work": "the trace holds no GPU work: operators count as compute, the backend's ranges as communication",
+    "device_lost": "{count} kernel {count:?launch|launches} and not one kernel: what the device did is lost, its time is not known",
+    "kernels_lost": _kernels_lost,
+    "out_of_range": "the profiler says that it dropped {count} {count:?activity|activities} as out of range",
+    "outside_profiler": "{count} {count:?step lies|steps lie} partly outside the profiler's own span: that time is not known",
+    "device_not_read": "{count} events of a device are of a kind that is not read ({names:4}): its time is not known",
+    "stray_device_work": "work on {count} more {count:?device|devices} is too little to be a part of the steps and is not counted in them",
+    "work_without_correlation": "{count} of {total} kernels and copies carry no usable correlation (0, negative or out of range): "
+    "their launch is not known",
     "work_without_launch": "{count} of {total} kernels and copies have no launch in the trace (launched before it began)",
     "graph_replays": "{count} kernels were replayed by {calls} CUDA graph launches: "
     "collectives among them carry no process group and no sequence number",

@@ -14,6 +14,7 @@ from tracekit.job.activity import Activity, DeviceWork
 from tracekit.job.join import join
 from tracekit.job.model import Job
 from tracekit.job.window import Task, build_activity, reduce_window
+from tracekit.notes import text_note
 from tracekit.trace.events import Category
 from tracekit.trace.steps import Phases, Steps
 from tracekit.units import NULL
@@ -33,7 +34,7 @@ def job_of(*traces: Trace, mesh: str | None = None, gpus_per_node: int | None = 
         tables = oracle.tables(trace.text())
         tables.coverage.file = f"rank{trace.rank}.json"
         if status and place in status:
-            tables.coverage.note("made so by the test", status[place])
+            tables.coverage.note(text_note("made so by the test"), status[place])
         windows.append(reduce_window(tables, f"rank{trace.rank}.json", Task(reducers=analyses.reducers())))
     return join(windows, [], mesh, gpus_per_node)
 

@@ -14,19 +14,21 @@ def test_a_step_is_divided_among_compute_communication_copies_and_idle() -> None
     trace.step(3, 0, 1000)
     trace.kernel("gemm", 100, 300, launch=10)
     trace.collective("allreduce", 300, 300, launch=20)
-    trace.kernel("Memcpy HtoD", 550, 150, stream=9, launch=30, cat="gpu_memcpy")
+    trace.kernel("Memcpy HtoD", 550, 150, stream=9, launch=50, cat="gpu_memcpy")
     rows = job_result(trace)
     assert rows == [
         {
             "rank": 0,
             "step": 3,
             "step_us": 1000.0,
+            "device": None,
             "compute_us": 300.0,
             "exposed_comm_us": 200.0,
             "hidden_comm_us": 100.0,
             "memory_copy_us": 100.0,
             "hidden_copy_us": 50.0,
             "idle_us": 400.0,
+            "unknown_us": 0.0,
             "launched_compute_us": 300.0,
             "launched_comm_us": 300.0,
         }
@@ -163,3 +165,114 @@ def test_launched_work_is_the_union_of_what_each_step_launched(pieces: list[tupl
             if kind == 0 and launch is not None and low <= launch < high:
                 busy |= set(range(start, end))
         assert parts.launched_compute_ns[step] == len(busy)
+
+
+PARTS = ("compute_us", "exposed_comm_us", "memory_copy_us", "idle_us", "unknown_us")
+
+
+def test_time_in_which_lost_work_may_have_run_is_unknown_and_the_step_is_in_no_mean() -> None:
+    trace = Trace()
+    trace.step(1, 0, 500)
+    trace.kernel("gemm", 100, 300, launch=10)
+    trace.step(2, 500, 500)
+    trace.kernel("gemm", 550, 100, launch=510)
+    for correlation in (901, 902):
+        trace.launch(correlation, 520)  # their kernels are not in the trace
+    trace.kernel("gemm", 850, 50, launch=530)
+    job = job_of(trace)
+    found = breakdown.analyze(job)
+    assert [[row[part] for part in PARTS] for row in found.json()["breakdown"]] == [[300, 0, 0, 200, 0], [150, 0, 0, 150, 200]]
+    assert [(mean["steps"], mean["compute_us"]) for mean in found.json()["mean_step"]] == [(1, 300), (1, 300)]
+    assert any(p.startswith("2 of 5 kernel launches have no kernel") and "steps 2" in p for p in job.coverage[0].problems)
+
+
+def test_launches_and_not_one_kernel_are_no_cpu_job() -> None:
+    whole, lost = Trace(0, 2), Trace(1, 2)
+    for trace in (whole, lost):
+        trace.step(1, 0, 500)
+    whole.kernel("gemm", 100, 300, launch=10)
+    lost.operator("aten::mm", 5, 40)
+    for correlation in range(901, 905):
+        lost.launch(correlation, 10)
+    job = job_of(whole, lost)
+    found = breakdown.analyze(job)
+    rows = found.json()["breakdown"]
+    assert [(row["compute_us"], row["idle_us"], row["unknown_us"]) for row in rows] == [(300, 200, 0), (None, None, 500)]
+    assert found.json()["mean_step"][0]["compute_us"] == 300
+    assert (job.windows[1].on_cpu, job.windows[1].device_read) == (False, False)
+    assert any("4 kernel launches" in p for p in job.coverage[1].problems)
+
+
+def test_launches_that_a_capture_swallows_are_not_lost() -> None:
+    trace = Trace()
+    trace.step(1, 0, 500)
+    trace.add("cuda_runtime", "cudaStreamBeginCapture", 5, 1, correlation=700)
+    trace.launch(701, 10)
+    trace.add("cuda_runtime", "cudaStreamEndCapture", 20, 1, correlation=702)
+    trace.kernel("gemm", 100, 300, launch=30)
+    (row,) = job_result(trace)
+    assert row["unknown_us"] == 0
+
+
+def test_time_outside_the_span_of_the_profiler_is_unknown() -> None:
+    trace = Trace()
+    trace.add("Trace", "PyTorch Profiler (0)", 0, 600, tid="PyTorch Profiler", pid="Spans")
+    trace.step(1, 0, 1000)
+    trace.kernel("gemm", 100, 300, launch=10)
+    (row,) = job_result(trace)
+    assert [row[part] for part in PARTS] == [300, 0, 0, 300, 400]
+
+
+def test_devices_of_one_process_fill_nobody_elses_idle_time() -> None:
+    trace = Trace()
+    trace.step(1, 0, 100)
+    trace.kernel("gemm", 0, 50, launch=1)
+    trace.gpu = 1
+    trace.kernel("gemm", 50, 50, launch=2)
+    rows = job_result(trace)
+    assert [(row["device"], row["compute_us"], row["idle_us"]) for row in rows] == [(0, 50, 50), (1, 50, 50)]
+
+
+def test_work_without_a_correlation_is_linked_by_order_and_lost_by_nothing() -> None:
+    trace = Trace()
+    trace.step(1, 0, 500)
+    for start, launch in ((100, 10), (200, 20)):
+        trace.launch(0, launch)
+        trace.kernel("gemm", start, 50, correlation=0)
+    job = job_of(trace)
+    (row,) = breakdown.analyze(job).json()["breakdown"]
+    assert (row["launched_compute_us"], row["unknown_us"]) == (100, 0)
+
+
+@given(lost=st.lists(st.integers(0, 99), max_size=5), kept=st.lists(st.integers(0, 99), min_size=1, max_size=8, unique=True))
+@settings(max_examples=30)
+def test_all_parts_make_up_the_step_whatever_is_lost(lost: list[int], kept: list[int]) -> None:
+    trace = Trace()
+    trace.step(1, 0, 1000)
+    for place, at in enumerate(sorted(kept)):
+        trace.kernel("gemm", 100 + 100 * place, 40, launch=at)
+    for place, at in enumerate(lost):
+        trace.launch(5000 + place, at)
+    (row,) = job_result(trace)
+    assert sum(row[part] for part in PARTS) == row["step_us"]  # type: ignore[misc]
+    assert (row["unknown_us"] > 0) >= bool(lost)  # type: ignore[operator]
+
+
+def test_long_kernels_on_a_stream_of_their_own_may_be_communication() -> None:
+    trace = Trace(0, 64)
+    trace.step(1, 0, 10_000)
+    trace.kernel("gemm", 0, 9_900, launch=1)
+    trace.kernel("strange_exchange<8>(x)", 100, 5_000, stream=27, launch=2)
+    found = breakdown.analyze(job_of(trace)).findings()[0]
+    assert (found.id, found.severity) == ("breakdown.communication_not_recognised", "critical")
+    assert "strange_exchange<8> (5 ms)" in found.text
+    assert "--communication" in found.advice
+
+
+def test_a_job_whose_communication_is_recognised_is_not_suspected() -> None:
+    trace = Trace(0, 64)
+    trace.step(1, 0, 10_000)
+    trace.kernel("gemm", 0, 9_900, launch=1)
+    trace.kernel("embedding", 100, 5_000, stream=27, launch=2)
+    trace.collective("allreduce", 9_000, 500, launch=3)
+    assert breakdown.analyze(job_of(trace)).suspicion is None

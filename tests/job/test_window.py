@@ -2,9 +2,9 @@
 
 from tests.builder import Trace, group
 from tests.oracle import tables
-from tracekit.analyses._common import step_times
 from tracekit.job.activity import Work
 from tracekit.job.window import build_activity
+from tracekit.trace.steps import step_times
 
 
 def activity(trace):

@@ -100,5 +100,7 @@ def with_means(rows: list[dict[str, Any]]) -> dict[str, Any]:
     columns = [column for column in BREAKDOWN.columns if column.unit == "ns"]
     ns = {c.name: [NULL if row.get(c.key) is None else int(row[c.key] * 1000) for row in rows] for c in columns}
     steps = [NULL if row["step"] is None else row["step"] for row in rows]
-    frame = BREAKDOWN.frame({"rank": [row["rank"] for row in rows], "window": [0] * len(rows), "step": steps, **ns})
+    ns["unknown_ns"] = [0] * len(rows)
+    own = {"rank": [row["rank"] for row in rows], "window": [0] * len(rows), "step": steps, "device": [NULL] * len(rows)}
+    frame = BREAKDOWN.frame({**own, **ns})
     return {"breakdown": rows, "mean_step": Breakdown(frame, 0.0).json()["mean_step"]}

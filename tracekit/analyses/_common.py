@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -15,7 +14,7 @@ from tracekit.job.activity import Window
 from tracekit.job.model import Job
 from tracekit.schema import Column, Schema
 from tracekit.trace.events import Int64Array, RankTables
-from tracekit.trace.steps import Steps
+from tracekit.trace.steps import StepTimes, step_times
 from tracekit.units import NS_PER_US, NULL
 
 R = TypeVar("R")
@@ -34,7 +33,7 @@ STEP_COLUMNS = (
     Column("step_ns", "int64", "ns", "length of the step on the host's clock"),
 )
 #: Why a sum over a step is missing.
-CUT = "the trace of this rank is truncated"
+CUT = "the trace of this rank is truncated, or work of the step was lost"
 
 
 def once(analyze: Callable[[Job], R]) -> Callable[[Job], R]:
@@ -49,26 +48,6 @@ def once(analyze: Callable[[Job], R]) -> Callable[[Job], R]:
         return result
 
     return held
-
-
-@dataclass(frozen=True)
-class StepTimes:
-    """The steps of one window on its own clock. ``number`` is NULL for the whole window of a trace that marks no steps."""
-
-    number: Int64Array
-    start: Int64Array
-    end: Int64Array
-
-    def __len__(self) -> int:
-        return len(self.number)
-
-
-def step_times(steps: Steps, span: tuple[int, int]) -> StepTimes:
-    """Marked steps; one step over ``span`` where the trace marks none; nothing where ``--steps`` left none of them."""
-    if len(steps) or steps.source != "none":
-        return StepTimes(steps.number, steps.start, steps.end)
-    bounds = [np.array([edge], np.int64) for edge in span]
-    return StepTimes(np.array([NULL], np.int64), bounds[0], bounds[1])
 
 
 def whole(window: Window) -> bool:
@@ -87,7 +66,7 @@ def by_step(job: Job, analysis: str) -> Iterator[tuple[int, Window, StepTimes, A
 def step_frame(schema: Schema, job: Job, analysis: str, columns: Sequence[str]) -> pd.DataFrame:
     """One row a rank and step: STEP_COLUMNS, then ``columns``, attributes of what reduce() returned (one entry a step).
 
-    Sums of truncated windows are NULL.
+    Sums of truncated windows are NULL, and those of steps of which work was lost.
     """
     data: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in schema.names}
     for index, window, times, reduced in by_step(job, analysis):
@@ -97,7 +76,8 @@ def step_frame(schema: Schema, job: Job, analysis: str, columns: Sequence[str]) 
         data["step"].append(times.number)
         data["step_ns"].append(times.end - times.start)
         for name in columns:
-            data[name].append(getattr(reduced, name) if whole(window) else np.full(size, NULL, np.int64))
+            values = getattr(reduced, name) if whole(window) else np.full(size, NULL, np.int64)
+            data[name].append(np.where(window.partial, NULL, values) if window.partial.any() else values)
     if not data["rank"]:
         return schema.empty()
     return schema.frame({name: np.concatenate(parts) for name, parts in data.items()})

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tracekit.analyses._common import StepTimes, WindowOperations, by_step
+from tracekit.analyses._common import WindowOperations, by_step
 from tracekit.job.activity import Activity, Window, Work
 from tracekit.job.model import Job
 from tracekit.trace import intervals
 from tracekit.trace.events import Int64Array
+from tracekit.trace.steps import StepTimes
 
 
 @dataclass(frozen=True)

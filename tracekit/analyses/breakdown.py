@@ -6,42 +6,35 @@ the step [start, end) on the host's clock ("by window"). In integer nanoseconds:
     compute       = |K|
     exposed comm  = |C \\ K|          hidden comm = |C ∩ K|
     exposed copy  = |M \\ (K ∪ C)|    hidden copy = |M| - exposed copy
-    idle          = step - |K ∪ C ∪ M|
+    unknown       = |U \\ (K ∪ C ∪ M)|   U: time in which work may have run that the trace lost (``job/lost.py``)
+    idle          = step - |K ∪ C ∪ M| - unknown
 
-so that compute + exposed comm + exposed copy + idle = step, exactly. A device that runs behind its host works outside the step that
+so that compute + exposed comm + exposed copy + idle + unknown = step, exactly. A step with unknown time is in no mean. Devices that one
+process works on are apart: each has rows of its own. A device that runs behind its host works outside the step that
 launched it: ``launched_compute`` and ``launched_comm`` are the unions of what the host launched during the step, wherever it ran.
 A trace without step marks counts as one step over its whole window. On CPU jobs top-level operators compute and there are no copies.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from tracekit.analyses import _suspects
 from tracekit.analyses import _thresholds as thresholds
-from tracekit.analyses._common import (
-    CUT,
-    STEP_COLUMNS,
-    StepTimes,
-    a_step,
-    by_step,
-    mean_by_rank,
-    measured,
-    once,
-    rank_labels,
-    step_frame,
-    step_times,
-)
+from tracekit.analyses._common import CUT, STEP_COLUMNS, a_step, by_step, mean_by_rank, measured, once, rank_labels, whole
 from tracekit.findings import Finding, Section, StackedBars, Table
 from tracekit.job.activity import Activity, Work
 from tracekit.job.model import Job
+from tracekit.notes import note
 from tracekit.schema import Column, table
 from tracekit.trace import intervals
 from tracekit.trace.events import BoolArray, Int64Array
+from tracekit.trace.steps import StepTimes, step_times
 from tracekit.units import NS_PER_US, NULL, format_ns
 
 ORDER = 10
@@ -50,12 +43,14 @@ BREAKDOWN = table(
     "breakdown",
     *STEP_COLUMNS[:-1],
     replace(STEP_COLUMNS[-1], heading="Step", key="step_us"),
+    Column("device", "int64", "", "number of the device", "Device", "device", "the rank works on one device"),
     Column("compute_ns", "int64", "ns", "compute", "Compute", "compute_us", CUT),
     Column("exposed_comm_ns", "int64", "ns", "communication without compute", "Exposed communication", "exposed_comm_us", CUT),
     Column("hidden_comm_ns", "int64", "ns", "communication beside compute", "Hidden communication", "hidden_comm_us", CUT),
     Column("exposed_copy_ns", "int64", "ns", "copies without compute or communication", "Exposed copies", "memory_copy_us", CUT),
     Column("hidden_copy_ns", "int64", "ns", "copies beside compute or communication", "Hidden copies", "hidden_copy_us", CUT),
     Column("idle_ns", "int64", "ns", "nothing on the device", "Idle", "idle_us", CUT),
+    Column("unknown_ns", "int64", "ns", "what the device did is lost or not read", "Unknown", "unknown_us", CUT),
     Column("launched_compute_ns", "int64", "ns", "compute launched during the step, wherever it ran", "", "launched_compute_us", CUT),
     Column("launched_comm_ns", "int64", "ns", "communication launched during the step, wherever it ran", "", "launched_comm_us", CUT),
 )
@@ -65,7 +60,10 @@ MEAN_STEP = table(
     Column("steps", "int64", "", "how many steps, counted on each rank, the parts are the mean of", "", "steps"),
     *(replace(column, dtype="float64") for column in BREAKDOWN.columns if column.unit == "ns"),
 )
-_PARTS = tuple(BREAKDOWN.names[len(STEP_COLUMNS) :])
+_PARTS = tuple(BREAKDOWN.names[len(STEP_COLUMNS) + 1 :])
+_TOTALS = ("device_ns", "outside_ns", "suspects")
+#: A device with a smaller share of the busiest one's time saw a stray copy or two, and no work of the step.
+_STRAY = 0.01
 #: The parts that make up the step, as a reader sees them.
 _SHOWN = {
     "compute_ns": "compute",
@@ -77,39 +75,90 @@ _SHOWN = {
 
 @dataclass(frozen=True)
 class StepParts:
-    """One entry a step for each column of BREAKDOWN behind STEP_COLUMNS; device time [ns] in all and outside every marked step."""
+    """One entry a step for each column of BREAKDOWN behind STEP_COLUMNS, the steps of each device one after the other; device time [ns] in
+    all and outside every marked step.
+    """
 
+    device: Int64Array
     compute_ns: Int64Array
     exposed_comm_ns: Int64Array
     hidden_comm_ns: Int64Array
     exposed_copy_ns: Int64Array
     hidden_copy_ns: Int64Array
     idle_ns: Int64Array
+    unknown_ns: Int64Array
     launched_compute_ns: Int64Array
     launched_comm_ns: Int64Array
     device_ns: int
     outside_ns: int
+    suspects: _suspects.Suspects = ()  # kernels that may be communication, with their time [ns]
 
 
 def reduce(activity: Activity) -> StepParts | None:
-    """The parts of each step of one window; None where there was no work at all."""
+    """The parts of each step of one window on each device; None where there was no work at all."""
     device, times = activity.device, step_times(activity.steps, activity.window)
     if not len(device):
-        return None
+        return None if activity.lost.device else _nothing_recorded(times)
+    numbers = _devices(activity)
+    if len(numbers) < 2:
+        return _suspecting(activity, times, _parts(activity, times, -1))
+    each = [_parts(_of_device(activity, number), times, number) for number in numbers]
+    columns: dict[str, Any] = {
+        f.name: np.concatenate([getattr(part, f.name) for part in each]) for f in fields(StepParts) if f.name not in _TOTALS
+    }
+    columns |= {name: sum(getattr(part, name) for part in each) for name in ("device_ns", "outside_ns")}
+    return _suspecting(activity, times, StepParts(**columns))
+
+
+def _suspecting(activity: Activity, times: StepTimes, parts: StepParts) -> StepParts:
+    """The parts with the kernels that may be communication."""
+    comm = int((parts.exposed_comm_ns + parts.hidden_comm_ns).sum())
+    return replace(parts, suspects=_suspects.suspects(activity, times, comm))
+
+
+def _devices(activity: Activity) -> list[int]:
+    """Devices that the process works on: those that are busy for more than a moment beside the busiest one."""
+    device = activity.device
+    number, inverse = np.unique(device.device, return_inverse=True)
+    busy = np.bincount(inverse, (device.end - device.start).astype(np.float64))
+    kept = number[busy >= _STRAY * busy.max()]
+    if len(kept) < len(number) and not activity.on_cpu:
+        activity.coverage.note(note("stray_device_work", len(number) - len(kept)))
+    return [] if activity.on_cpu else [int(n) for n in kept]
+
+
+def _of_device(activity: Activity, number: int) -> Activity:
+    return replace(activity, device=activity.device.where(activity.device.device == number))
+
+
+def _nothing_recorded(times: StepTimes) -> StepParts:
+    """Of a rank whose device was not recorded: nothing is known."""
+    unknown = np.full(len(times), NULL, np.int64)
+    columns: dict[str, Any] = {f.name: unknown for f in fields(StepParts) if f.name not in _TOTALS}
+    columns["unknown_ns"], columns["device"] = times.end - times.start, np.full(len(times), NULL, np.int64)
+    return StepParts(**columns, device_ns=0, outside_ns=0)
+
+
+def _parts(activity: Activity, times: StepTimes, number: int) -> StepParts:
+    """The parts of each step of one device (-1: the only one)."""
+    device = activity.device
     sets = [intervals.union(*device.of(work)) for work in (Work.COMPUTE, Work.COMMUNICATION, Work.COPY)]
     k, c, m = (intervals.covered(times.start, times.end, part) for part in sets)
     kc = intervals.union(*(np.concatenate(pair) for pair in zip(sets[0], sets[1], strict=True)))
     kcm = intervals.union(*(np.concatenate(pair) for pair in zip(kc, sets[2], strict=True)))
     in_kc, in_all = (intervals.covered(times.start, times.end, part) for part in (kc, kcm))
+    unknown = intervals.covered(times.start, times.end, intervals.subtract(activity.lost.unknown, kcm))
     length = device.end - device.start
     marked = len(activity.steps) > 0
     return StepParts(
+        device=np.full(len(times), NULL if number < 0 else number, np.int64),
         compute_ns=k,
         exposed_comm_ns=in_kc - k,
         hidden_comm_ns=c - (in_kc - k),
         exposed_copy_ns=in_all - in_kc,
         hidden_copy_ns=m - (in_all - in_kc),
-        idle_ns=(times.end - times.start) - in_all,
+        idle_ns=(times.end - times.start) - in_all - unknown,
+        unknown_ns=unknown,
         launched_compute_ns=_launched(activity, Work.COMPUTE, times, k),
         launched_comm_ns=_launched(activity, Work.COMMUNICATION, times, c),
         device_ns=int(length.sum()),
@@ -141,12 +190,19 @@ def _launched(activity: Activity, work: Work, times: StepTimes, by_window: Int64
     return intervals.covered(line, line + width, busy)
 
 
+def complete(per_step: pd.DataFrame) -> pd.DataFrame:
+    """The steps of which every part is known: only these are in means."""
+    known = measured(per_step, "compute_ns")
+    return known[known["unknown_ns"] == 0]
+
+
 @dataclass(frozen=True)
 class Breakdown:
     """``per_step`` has schema BREAKDOWN; ``outside_share`` of the device time starts outside every step."""
 
     per_step: pd.DataFrame
     outside_share: float
+    suspicion: Finding | None = None  # communication that may hide among compute
 
     @cached_property
     def mean_step(self) -> pd.DataFrame:
@@ -154,7 +210,7 @@ class Breakdown:
 
         Only steps whose parts are known count; a rank that has none of them has a length alone.
         """
-        known = measured(self.per_step, "compute_ns")
+        known = complete(self.per_step)
         lengths = self.per_step.groupby("rank")[["step_ns"]].mean()
         by_rank = known.groupby("rank")[["step_ns", *_PARTS]].mean().reindex(lengths.index).fillna(lengths)
         steps = known.groupby("rank").size().reindex(lengths.index, fill_value=0)
@@ -165,7 +221,7 @@ class Breakdown:
 
     def findings(self) -> list[Finding]:
         """Ranks that compute longer than others, steps longer than others, copies that hold up the device."""
-        found = [self._imbalance(), self._variation(), self._copies(), self._outside()]
+        found = [self.suspicion, self._imbalance(), self._variation(), self._copies(), self._outside()]
         return [finding for finding in found if finding is not None]
 
     def sections(self) -> list[Section]:
@@ -204,7 +260,7 @@ class Breakdown:
         return " ".join(parts)
 
     def _imbalance(self) -> Finding | None:
-        means = mean_by_rank(self.per_step, ["compute_ns", "step_ns"])
+        means = mean_by_rank(complete(self.per_step), ["compute_ns", "step_ns"])
         if len(means) < 2:
             return None
         compute = means["compute_ns"]
@@ -226,7 +282,7 @@ class Breakdown:
         )
 
     def _variation(self) -> Finding | None:
-        rows = measured(self.per_step, "compute_ns")
+        rows = complete(self.per_step)
         steps = rows[rows["step"] != NULL].groupby("step")["step_ns"].mean()
         if len(steps) < 3:
             return None
@@ -245,7 +301,7 @@ class Breakdown:
         )
 
     def _copies(self) -> Finding | None:
-        rows = measured(self.per_step, "compute_ns")
+        rows = complete(self.per_step)
         step = float(rows["step_ns"].mean()) if len(rows) else 0.0
         if step <= 0:
             return None
@@ -284,8 +340,25 @@ class Breakdown:
 @once
 def analyze(job: Job) -> Breakdown:
     """Divide every step of every rank into compute, exposed communication, exposed copies and idle."""
-    per_step = step_frame(BREAKDOWN, job, "breakdown", _PARTS)
+    per_step = _per_step(job)
     parts = [reduced for *_, reduced in by_step(job, "breakdown")]
     total = sum(part.device_ns for part in parts)
     outside = sum(part.outside_ns for part in parts)
-    return Breakdown(per_step, outside / total if total else 0.0)
+    known = complete(per_step)
+    comm, length = int((known["exposed_comm_ns"] + known["hidden_comm_ns"]).sum()), int(known["step_ns"].sum())
+    suspicion = _suspects.finding([part.suspects for part in parts], job.world_size, comm, length)
+    return Breakdown(per_step, outside / total if total else 0.0, suspicion)
+
+
+def _per_step(job: Job) -> pd.DataFrame:
+    """The table BREAKDOWN; parts of truncated windows are NULL."""
+    frames = []
+    for index, window, times, reduced in by_step(job, "breakdown"):
+        count = len(reduced.device)
+        repeats = count // max(len(times), 1)
+        known = whole(window)
+        data = {name: getattr(reduced, name) if known else np.full(count, NULL, np.int64) for name in _PARTS}
+        data |= {"rank": np.full(count, window.rank), "window": np.full(count, index), "device": reduced.device}
+        data |= {"step": np.tile(times.number, repeats), "step_ns": np.tile(times.end - times.start, repeats)}
+        frames.append(BREAKDOWN.frame(data))
+    return pd.concat(frames, ignore_index=True) if frames else BREAKDOWN.empty()

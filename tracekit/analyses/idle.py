@@ -30,16 +30,7 @@ import numpy as np
 import pandas as pd
 
 from tracekit.analyses import _thresholds as thresholds
-from tracekit.analyses._common import (
-    CUT,
-    STEP_COLUMNS,
-    a_step,
-    mean_by_rank,
-    measured,
-    rank_labels,
-    step_frame,
-    step_times,
-)
+from tracekit.analyses._common import CUT, STEP_COLUMNS, a_step, mean_by_rank, measured, rank_labels, step_frame
 from tracekit.collectives.kinds import kind_of_annotation, kind_of_operator
 from tracekit.findings import Finding, Section, StackedBars, Table
 from tracekit.job.activity import Activity, DeviceWork, Work
@@ -47,6 +38,7 @@ from tracekit.job.model import Job
 from tracekit.schema import Column, table
 from tracekit.trace import intervals
 from tracekit.trace.events import Category, Int64Array, RankTables
+from tracekit.trace.steps import step_times
 from tracekit.units import NS_PER_US, NULL, format_ns, plural
 
 ORDER = 25

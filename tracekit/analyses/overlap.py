@@ -26,25 +26,14 @@ import pandas as pd
 
 from tracekit.analyses import _exposed
 from tracekit.analyses import _thresholds as thresholds
-from tracekit.analyses._common import (
-    CUT,
-    STEP_COLUMNS,
-    UNKNOWN_AXIS,
-    a_step,
-    axes,
-    mean_by_rank,
-    measured,
-    rank_labels,
-    step_frame,
-    step_times,
-    whole,
-)
+from tracekit.analyses._common import CUT, STEP_COLUMNS, UNKNOWN_AXIS, a_step, axes, mean_by_rank, measured, rank_labels, step_frame, whole
 from tracekit.findings import Chart, Finding, Heatmap, Section, StackedBars, Table
 from tracekit.job.activity import Activity, Work
 from tracekit.job.model import Job
 from tracekit.schema import Column, categorical, table
 from tracekit.trace import intervals
 from tracekit.trace.events import Int64Array
+from tracekit.trace.steps import step_times
 from tracekit.units import NS_PER_US, NULL, format_ns, plural
 
 ORDER = 20

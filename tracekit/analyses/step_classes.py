@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tracekit.analyses._common import UNKNOWN_AXIS, StepTimes, axes, codes, step_times, text_of, whole
+from tracekit.analyses._common import UNKNOWN_AXIS, axes, codes, text_of, whole
 from tracekit.findings import Finding, Section
 from tracekit.job.activity import Activity, Work
 from tracekit.job.model import Job
 from tracekit.trace.events import Int64Array, RankTables
-from tracekit.trace.steps import PHASE_NAMES
+from tracekit.trace.steps import PHASE_NAMES, StepTimes, step_times
 from tracekit.units import NS_PER_US, NULL
 
 ORDER = 900

@@ -23,11 +23,12 @@ import numpy as np
 import pandas as pd
 
 from tracekit.analyses import _thresholds as thresholds
-from tracekit.analyses._common import UNKNOWN_AXIS, a_step, axes, codes, rank_labels, step_times
+from tracekit.analyses._common import UNKNOWN_AXIS, a_step, axes, codes, rank_labels
 from tracekit.collectives.kinds import POINT_TO_POINT
 from tracekit.findings import Chart, Finding, Heatmap, Section, Severity, Table
 from tracekit.job.model import Job
 from tracekit.schema import Column, categorical, table
+from tracekit.trace.steps import step_times
 from tracekit.units import NS_PER_US, NULL, format_ns, plural
 
 ORDER = 50

@@ -20,13 +20,13 @@ import numpy as np
 import pandas as pd
 
 from tracekit.analyses import stragglers
-from tracekit.analyses._common import step_times, text_of
+from tracekit.analyses._common import text_of
 from tracekit.findings import Finding, Section, Timeline
 from tracekit.job.activity import Activity, Work
 from tracekit.job.model import Job
 from tracekit.job.operations import is_context
 from tracekit.trace.events import Category, Int64Array
-from tracekit.trace.steps import PHASE_NAMES
+from tracekit.trace.steps import PHASE_NAMES, step_times
 from tracekit.units import NS_PER_US, known, listed
 
 ORDER = 80

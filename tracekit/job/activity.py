@@ -9,8 +9,10 @@ from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from tracekit.job.lost import NOTHING_LOST, Lost
 from tracekit.manifest import Manifest
 from tracekit.memory.summary import DeviceMemory
 from tracekit.mesh.process_groups import LocalGroup
@@ -81,6 +83,7 @@ class Activity:
     window: tuple[int, int]  # first start and last end of what happened, ns
     manifest: Manifest | None = None  # what the recorder wrote beside the trace
     chosen: bool = False  # ``steps`` are some of the trace's steps, as the user wanted
+    lost: Lost = NOTHING_LOST  # what of the device's work is not in the trace
 
     @property
     def coverage(self) -> Coverage:
@@ -107,3 +110,5 @@ class Window:
     manifest: Manifest | None = None  # without the columns of single storages and collectives, which stay where the file was read
     memory: list[DeviceMemory] = field(default_factory=list)  # by snapshots and raw timelines of this rank
     has_events: bool = True
+    partial: BoolArray = field(default_factory=lambda: np.empty(0, np.bool_))  # of each step: work of it was lost; empty: of none
+    device_read: bool = True  # False: the job ran on a device of which nothing was recorded or read

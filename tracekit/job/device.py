@@ -13,6 +13,7 @@ from tracekit.collectives.kinds import kind_of_annotation, kind_of_operator
 from tracekit.collectives.named import Named
 from tracekit.job.activity import DeviceWork, Work
 from tracekit.job.communication import HOST_BACKENDS, LABEL, host_ranges, is_communication
+from tracekit.job.lost import NOTHING_LOST, Lost, has_launches, lost_work, unread
 from tracekit.notes import note
 from tracekit.trace import correlate, durations, intervals
 from tracekit.trace.events import DEVICE_WORK, BoolArray, Category, Int8Array, Int64Array, RankTables
@@ -35,17 +36,17 @@ class Unlinked:
     launch: Int64Array
 
 
-def device_work(tables: RankTables, steps: Steps, span: tuple[int, int], named: Named = ()) -> tuple[DeviceWork, bool]:
-    """All work of the rank, linked and sorted by start, and whether it is a CPU job (no kernel and no copy in the trace)."""
+def device_work(tables: RankTables, steps: Steps, span: tuple[int, int], named: Named = ()) -> tuple[DeviceWork, bool, Lost]:
+    """All work of the rank, linked and sorted by start; whether it is a CPU job (nothing was launched on a device); what was lost."""
     rows = tables.rows(*DEVICE_WORK)
-    on_cpu = not len(rows)
+    on_cpu = not len(rows) and not has_launches(tables) and not len(unread(tables))
     device = _host_compute(tables) if on_cpu else _device_work(tables, rows, span, named)
     work = _link(tables, _joined(device, _host_communication(tables, on_cpu)), steps, on_cpu)
     if on_cpu:
         tables.coverage.note(note("no_device_work"))
-    else:
-        _note_launches(tables, work)
-    return work, on_cpu
+        return work, on_cpu, NOTHING_LOST
+    _note_launches(tables, work)
+    return work, on_cpu, lost_work(tables, steps, span, device.start, device.end, device.launch)
 
 
 def _device_work(tables: RankTables, rows: Int64Array, span: tuple[int, int], named: Named) -> Unlinked:
@@ -154,9 +155,13 @@ def _link(tables: RankTables, pieces: Unlinked, steps: Steps, on_cpu: bool) -> D
 
 
 def _note_launches(tables: RankTables, work: DeviceWork) -> None:
-    missing = int((work.launch_row < 0).sum())
-    if missing:
-        tables.coverage.note(note("work_without_launch", missing, total=len(work)))
+    missing = work.launch_row < 0
+    if missing.any():
+        uncorrelated = int((missing & ~correlate.usable(tables.correlation[work.row])).sum())
+        if uncorrelated:
+            tables.coverage.note(note("work_without_correlation", uncorrelated, total=len(work)))
+        if uncorrelated < missing.sum():
+            tables.coverage.note(note("work_without_launch", int(missing.sum()) - uncorrelated, total=len(work)))
     known = work.launch_row[work.launch_row >= 0]
     replayed = tables.each_text(tables.name[known], lambda text: text.startswith(_GRAPH_LAUNCHES))
     if replayed.any():

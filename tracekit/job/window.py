@@ -29,9 +29,9 @@ from tracekit.readers.manifest import read_manifest
 from tracekit.readers.memory_timeline import looks_like_timeline
 from tracekit.readers.recognise import is_snapshot_name
 from tracekit.readers.sources import Source
-from tracekit.trace import durations
-from tracekit.trace.events import Coverage, RankTables
-from tracekit.trace.steps import Steps, find_phases, find_steps
+from tracekit.trace import durations, intervals
+from tracekit.trace.events import BoolArray, Coverage, RankTables
+from tracekit.trace.steps import Steps, find_phases, find_steps, step_times
 
 #: Who carries out the collectives of torch's process groups.
 _OF_TORCH = (*(backend.rstrip(":") for backend in HOST_BACKENDS), "nccl", "rccl", "nccl_symmetric", "vendor_ccl", "oneccl", "hccl")
@@ -124,7 +124,7 @@ def build_activity(
     if steps is not None:
         found = _chosen_steps(found, steps)
     groups, group_of = local_groups(tables)
-    work, on_cpu = device_work(tables, found, span, named)
+    work, on_cpu, lost = device_work(tables, found, span, named)
     if steps is not None:
         work = work.where((work.step >= 0) | (work.launch_step >= 0))
     operations, work = local_operations(tables, work, phases, group_of, found, named)
@@ -132,7 +132,7 @@ def build_activity(
         recorded.add_groups(groups, manifest)
         recorded.add_calls(tables, operations, groups, manifest)
     _give_the_only_group(tables, operations, groups)
-    return Activity(tables, found, phases, work, operations, groups, on_cpu, span, manifest, 0 < len(found) < every)
+    return Activity(tables, found, phases, work, operations, groups, on_cpu, span, manifest, 0 < len(found) < every, lost)
 
 
 def _give_the_only_group(tables: RankTables, operations: pd.DataFrame, groups: list[LocalGroup]) -> None:
@@ -159,6 +159,14 @@ def _chosen_steps(steps: Steps, wanted: tuple[int | None, int | None]) -> Steps:
     return replace(steps, number=steps.number[keep], start=steps.start[keep], end=steps.end[keep])
 
 
+def _partial(activity: Activity) -> BoolArray:
+    """Steps of which it is not known what the device did all the time."""
+    times = step_times(activity.steps, activity.window)
+    device = activity.device
+    busy = intervals.union(device.start, device.end)
+    return intervals.covered(times.start, times.end, intervals.subtract(activity.lost.unknown, busy)) > 0
+
+
 def _window(activity: Activity, identity: Identity, reduced: dict[str, Any]) -> Window:
     tables = activity.tables
     tables.coverage.rank = identity.rank
@@ -172,5 +180,7 @@ def _window(activity: Activity, identity: Identity, reduced: dict[str, Any]) -> 
         groups=activity.groups,
         operations=activity.operations,
         reduced=reduced,
+        partial=_partial(activity),
+        device_read=activity.lost.device,
         manifest=None if activity.manifest is None else msgspec.structs.replace(activity.manifest, owners=Owners(), calls=Calls()),
     )

@@ -10,7 +10,7 @@ import numpy as np
 
 from tracekit.errors import InputError
 from tracekit.notes import note, text_note
-from tracekit.readers import tolerant
+from tracekit.readers import oddities, tolerant
 from tracekit.readers.compressed import BOM
 from tracekit.readers.sources import Source, clean
 from tracekit.trace.events import Category, Coverage, RankTables
@@ -56,6 +56,7 @@ def read_trace(source: Source, *, threads: int = 2, progress: Callable[[int], No
         coverage.note(text_note(problem), "repaired")
     tables = assembly.finish(metadata, coverage)
     _note(coverage, events.summary, text.damage, assembly)
+    oddities.settle(tables)
     if entries().problem:
         coverage.note(text_note(entries().problem))
     _refuse_idle(source, tables)

@@ -15,6 +15,8 @@ PARTS = (
     ("memory_copy_us", "exposed copies", "copy"),
     ("idle_us", "idle", "idle"),
 )
+#: The finding that says that part of what counts as compute may be communication.
+SUSPICION = "breakdown.communication_not_recognised"
 
 
 ONE_TIME_LINE = "one time line"
@@ -51,7 +53,9 @@ def answer(document: Mapping[str, Any]) -> Answer:
     named = sorted((part for part in parts if part.share >= 0.005), key=lambda part: -part.share)
     shares = ", ".join(f"{percent(part.share)} {part.name}" for part in named)
     average = " on average" if mean["steps"] > 1 else ""
-    sentence = f"{what} {format_us(step)}{average}" + (f": {shares}." if shares else ".")
+    suspicion = next((finding["text"] for finding in document.get("findings", []) if finding["id"] == SUSPICION), "")
+    shares = f" How it divides is not known: {suspicion}" if suspicion else f": {shares}." if shares else ""
+    sentence = f"{what} {format_us(step)}{average}" + (f".{shares}" if suspicion else shares or ".")
     return Answer(sentence, step, tuple(parts), mean["hidden_comm_us"])
 
 

@@ -7,21 +7,34 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracekit.trace.events import Category, Int64Array, RankTables
+from tracekit.trace.events import BoolArray, Category, Int64Array, RankTables
 from tracekit.units import NULL
 
 #: Host calls that put work on a device (CUDA, HIP, Level Zero); cudaEventQuery, cudaGraphInstantiate, ... can carry a correlation too.
 _LAUNCHES = ("launch", "memcpy", "memset", "memorycopy", "memoryfill", "membuffer")
 
 
+#: A correlation beyond this is an unsigned -1, or nonsense.
+_LARGEST = 2**32 - 2
+
+
+def usable(correlation: Int64Array) -> BoolArray:
+    """Whether each correlation can link anything: 0, negative and out of range are what writers leave where they know none."""
+    good: BoolArray = (correlation > 0) & (correlation <= _LARGEST)
+    return good
+
+
 def launches(tables: RankTables, rows: Int64Array) -> Int64Array:
     """The events row of the runtime call with the same correlation as each device row; -1 where there is none.
 
-    Where several calls share a correlation, one whose name says that it launches is preferred, then the first in the file.
+    Where several calls share a correlation, one whose name says that it launches is preferred, then the first in the file. Work and calls
+    without a usable correlation are linked n-th with n-th, if there are equally many and no work begins before its call.
     """
     result = np.full(len(rows), -1, np.int64)
     calls = tables.rows(Category.RUNTIME)
-    calls = calls[tables.correlation[calls] > 0]
+    linked = usable(tables.correlation[calls])
+    _by_order(tables, rows, calls[~linked], result)
+    calls = calls[linked]
     if not len(calls) or not len(rows):
         return result
     keys = tables.correlation[calls]
@@ -29,9 +42,22 @@ def launches(tables: RankTables, rows: Int64Array) -> Int64Array:
     keys, calls = keys[order], calls[order]
     wanted = tables.correlation[rows]
     at = np.minimum(np.searchsorted(keys, wanted, side="left"), len(keys) - 1)
-    found = (keys[at] == wanted) & (wanted > 0)
+    found = (keys[at] == wanted) & usable(wanted)
     result[found] = calls[at[found]]
     return result
+
+
+def _by_order(tables: RankTables, rows: Int64Array, calls: Int64Array, result: Int64Array) -> None:
+    """Link device rows without a correlation to calls without one, in place."""
+    lone = np.flatnonzero(~usable(tables.correlation[rows]))
+    if not len(lone) or not len(calls):
+        return
+    calls = calls[tables.each_text(tables.name[calls], _rank_of, np.int8) == 0]
+    if len(calls) != len(lone):
+        return
+    lone, calls = lone[np.argsort(tables.ts[rows[lone]], kind="stable")], calls[np.argsort(tables.ts[calls], kind="stable")]
+    if (tables.ts[calls] <= tables.ts[rows[lone]]).all():
+        result[lone] = calls
 
 
 def _rank_of(name: str) -> int:

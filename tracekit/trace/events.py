@@ -72,6 +72,7 @@ CATEGORY_NAMES: dict[str, Category] = {
     "gpu_user_annotation": Category.GPU_ANNOTATION,
     "python_function": Category.PYTHON,
     "cpu_instant_event": Category.MEMORY,
+    "mtia_ccp_events": Category.KERNEL,  # the waits and marks among them: readers/oddities.py
     "cuda_sync": Category.SYNC,
     "Trace": Category.TRACE,
     "overhead": Category.OVERHEAD,

@@ -42,6 +42,26 @@ class Steps:
 
 
 @dataclass(frozen=True)
+class StepTimes:
+    """The steps of one window on its own clock. ``number`` is NULL for the whole window of a trace that marks no steps."""
+
+    number: Int64Array
+    start: Int64Array
+    end: Int64Array
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+
+def step_times(steps: Steps, span: tuple[int, int]) -> StepTimes:
+    """Marked steps; one step over ``span`` where the trace marks none; nothing where ``--steps`` left none of them."""
+    if len(steps) or steps.source != "none":
+        return StepTimes(steps.number, steps.start, steps.end)
+    bounds = [np.array([edge], np.int64) for edge in span]
+    return StepTimes(np.array([NULL], np.int64), bounds[0], bounds[1])
+
+
+@dataclass(frozen=True)
 class Phases:
     """Host intervals of known phase, sorted by start, not overlapping; ``kind`` indexes PHASE_NAMES."""
 
