@@ -55,7 +55,7 @@ def highest() -> int:
 
 def opened(path: str) -> None:
     """Open a snapshot and print what it took, as JSON; a small one before it loads the code."""
-    from tracekit.memory.snapshot import timeline
+    from tracekit.memory.snapshot_timeline import timeline
     from tracekit.readers.memory_snapshot import read_snapshot
     from tracekit.readers.sources import Source
 

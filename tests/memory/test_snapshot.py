@@ -11,7 +11,8 @@ from tracekit.memory.attribution import attribute_snapshot
 from tracekit.memory.fragmentation import of_history, pool_reserved
 from tracekit.memory.oom import out_of_memory
 from tracekit.memory.peak import composition, holdings
-from tracekit.memory.snapshot import Snapshot, timeline
+from tracekit.memory.snapshot import Snapshot
+from tracekit.memory.snapshot_timeline import timeline
 from tracekit.memory.summary import of_snapshot
 from tracekit.readers.memory_snapshot import read_snapshot
 from tracekit.readers.sources import Source

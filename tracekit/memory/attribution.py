@@ -13,7 +13,7 @@ from tracekit.memory.blocks import Blocks, Log, pair
 from tracekit.memory.moments import Context, Hint, Moments
 from tracekit.memory.ownership import BUFFERS, GRADIENTS, INPUTS, PARAMETERS, Changes, Owner, Ownership, Texts, cut
 from tracekit.memory.snapshot import DeviceHistory, Snapshot
-from tracekit.memory.snapshot import timeline as of_device
+from tracekit.memory.snapshot_timeline import timeline as of_device
 from tracekit.memory.timeline import Counters, Timeline, replay
 from tracekit.trace.events import BoolArray, Category, Int64Array, RankTables
 from tracekit.trace.steps import Phases, Steps
@@ -62,7 +62,7 @@ def attribute_snapshot(snapshot: Snapshot, device: DeviceHistory, owners: Owners
     """Timeline and owners of one device of a snapshot that has a history, with the phases and steps that its stacks tell."""
     texts = Texts()
     seen, phases, steps = stack_moments.of_history(snapshot, device.entries, texts)
-    timeline = of_device(device)
+    timeline = of_device(device, snapshot.settings)
     log, blocks, changes = timeline.log, timeline.blocks, no_changes()
     if owners is not None and owners.time_ns:
         blocks, changes = registered.claim(log, blocks, registered.registrations(owners, texts), None)

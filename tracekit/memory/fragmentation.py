@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekit.memory.snapshot import DEFAULT_POOL, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP, DeviceHistory, segment_changes
+from tracekit.memory.snapshot import DEFAULT_POOL, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP, DeviceHistory
+from tracekit.memory.snapshot_timeline import segment_changes
 from tracekit.memory.timeline import Timeline
 from tracekit.trace import intervals
 from tracekit.trace.events import BoolArray, Int64Array

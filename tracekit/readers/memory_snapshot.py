@@ -16,7 +16,7 @@ from tracekit.memory.snapshot import ACTIONS, OOM, DeviceHistory, Entries, Range
 from tracekit.readers.memory_snapshot_process import Columns, read_columns
 from tracekit.readers.sources import Source, clean
 from tracekit.trace.events import BoolArray, Int64Array
-from tracekit.units import NS_PER_US, NULL, format_bytes
+from tracekit.units import NS_PER_US, NULL, format_bytes, listed
 
 #: Device numbers beyond this are no devices.
 _MOST_DEVICES = 1 << 10
@@ -38,15 +38,42 @@ def read_snapshot(source: Source, progress: Callable[[int], None] | None = None,
         chosen, ends = segments.get(index, none), states.get(index, none)
         history = entries[index] if index in entries else _history(columns, none, none)
         devices.append(DeviceHistory(index, history, _segments_of(columns, chosen), _state_of(columns, ends)))
+    overflow = _overflow(columns)
     if not any(len(device.entries) for device in devices):
-        problems.append(
-            "the history was not recorded (torch.cuda.memory._record_memory_history() was not called): "
-            "only the state at the end is known, the peak is not"
-        )
-    problems += _contradictions(devices)
+        why = "the history was not recorded (torch.cuda.memory._record_memory_history() was not called)"
+        if columns.left_out_traces:
+            why = "there is no history in the snapshot (it was dumped with include_traces=False)"
+        problems.append(f"{why}: only the state at the end is known, the peak is not")
+    problems += [*_contradictions(devices), *overflow]
     if not timed:
         problems.append("the history has no times (torch before 2.3): its axis counts entries")
-    return Snapshot(clean(source.name), devices, _stacks(columns), _ranges(columns), columns.pools, problems, timed)
+    return Snapshot(
+        clean(source.name),
+        devices,
+        _stacks(columns),
+        _ranges(columns),
+        columns.pools,
+        problems,
+        timed,
+        columns.settings,
+        len(overflow) > 0,
+    )
+
+
+def _overflow(columns: Columns) -> list[str]:
+    """A sentence where the ring buffer of the history was full and older entries were overwritten."""
+    overflowed, most = (columns.settings.get(f"trace_alloc_{name}") for name in ("overflowed", "max_entries"))
+    devices = [i for i, value in enumerate(overflowed if isinstance(overflowed, list) else [overflowed]) if value is True]
+    if not devices:
+        return []
+    counts = most if isinstance(most, list) else [most]
+    sizes = [size for size in (counts[min(i, len(counts) - 1)] for i in devices) if isinstance(size, int)]
+    ring = f" (ring buffer of {max(sizes):,} entries)" if sizes else ""
+    of = f" of device {listed(devices)}" if devices != [0] else ""
+    return [
+        f"older history{of} was overwritten{ring}: the peak is only that of the history kept, at least; "
+        "record with a larger max_entries, or dump earlier"
+    ]
 
 
 def _stacks(columns: Columns) -> Stacks:

@@ -70,7 +70,7 @@ class Columns:
         self._history(_items(top.get("device_traces")))
         self._annotations([part for part in _items(top.get("external_annotations")) if type(part) is dict])
         self.settings = _settings(top.get("allocator_settings"))
-        self.has_traces = "device_traces" in top
+        self.left_out_traces = "allocator_settings" in top and not _items(top.get("device_traces"))
         self.arrays["frames"] = array("q", (number for frame in self._frames for number in frame))
         self.arrays["stack.length"] = array("q", map(len, self._stacks))
         self.arrays["stack.frames"] = array("i", (frame for stack in self._stacks for frame in stack))
@@ -184,12 +184,20 @@ def _frames_of_block(block: dict[Any, Any]) -> Any:
 
 
 def _settings(value: Any) -> dict[str, Any]:
-    """Plain settings of the allocator, clipped."""
+    """Plain settings of the allocator, and those by device or by size, clipped."""
     found: dict[str, Any] = {}
     for key, setting in list(value.items())[:_MOST_SETTINGS] if type(value) is dict else []:
-        if type(key) is str and type(setting) in (bool, int, float, str):
-            found[key[:100]] = setting[:1000] if type(setting) is str else setting
+        if type(key) is str:
+            found[key[:100]] = _setting(setting) if type(setting) is not dict else {
+                str(name)[:100]: _setting(part) for name, part in list(setting.items())[:_MOST_SETTINGS]
+            }  # fmt: skip
     return found
+
+
+def _setting(value: Any) -> Any:
+    if type(value) is list or type(value) is tuple:
+        return [_setting(part) if type(part) in (bool, int, float, str) else None for part in value[: 1 << 10]]
+    return value[:1000] if type(value) is str else value if type(value) in (bool, int, float) else None
 
 
 def limit(memory: int, seconds: int) -> None:
@@ -233,7 +241,7 @@ def _read(out: BinaryIO) -> None:
         "strings": [text.encode("utf-8", "replace").decode() for text in columns.strings],
         "pools": list(columns.pools),
         "settings": columns.settings,
-        "has_traces": columns.has_traces,
+        "left_out_traces": columns.left_out_traces,
     }
     write(out, header, columns.arrays.values())
 

@@ -42,7 +42,7 @@ class Columns:
     strings: list[str]
     pools: list[tuple[int, int]]
     settings: dict[str, Any]
-    has_traces: bool
+    left_out_traces: bool
 
     def numbers(self, name: str) -> Int64Array:
         """A column of numbers, NULL where there is none."""
@@ -106,7 +106,7 @@ def _unpacked(header: dict[str, Any], answer: bytes, at: int) -> Columns:
         arrays[column] = np.frombuffer(answer, {"q": np.int64, "i": np.int32}[kind], count, at)
         at += arrays[column].nbytes
     pools = [(int(one), int(two)) for one, two in header["pools"]]
-    return Columns(arrays, header["strings"], pools, header["settings"], header["has_traces"])
+    return Columns(arrays, header["strings"], pools, header["settings"], header["left_out_traces"])
 
 
 def _raise_problem(name: str, header: dict[str, Any], most: int) -> NoReturn:
