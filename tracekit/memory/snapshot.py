@@ -89,6 +89,17 @@ class Stacks:
         found[np.searchsorted(self.start, places, side="right") - 1] = self.frame[places]  # of one stack the last one written is innermost
         return found
 
+    def last(self, wanted: BoolArray) -> Int32Array:
+        """Of each stack the outermost frame that is wanted; -1 where there is none."""
+        found = np.full(len(self.start) - 1, -1, np.int32)
+        places = np.flatnonzero(wanted[self.frame])
+        found[np.searchsorted(self.start, places, side="right") - 1] = self.frame[places]
+        return found
+
+    def function(self, frame: int) -> str:
+        """The function of a frame; '' for -1."""
+        return self.strings[int(self.frames[frame, 2])] if frame >= 0 else ""
+
     def innermost(self, stacks: Int32Array) -> Int32Array:
         """The frame in which each stack stands; -1 for an empty or unknown one."""
         frame = self.first(np.ones(len(self.frames), np.bool_))

@@ -10,6 +10,7 @@ import numpy as np
 from tracekit.memory.moments import BACKWARD, FORWARD, OPTIMIZER, Hint, Moments, hint_of, interval_at, unit_of
 from tracekit.memory.ownership import Texts
 from tracekit.memory.snapshot import ALLOC, Entries, Snapshot, Stacks
+from tracekit.memory.user_frames import labels
 from tracekit.trace.events import BoolArray, Int8Array, Int32Array, Int64Array
 from tracekit.trace.steps import Phases, Steps
 
@@ -39,7 +40,6 @@ _FRAMES: tuple[tuple[Hint, int, re.Pattern[str], re.Pattern[str]], ...] = tuple(
 )
 _PHASES = ((BACKWARD, re.compile(r"backward", re.I)), (OPTIMIZER, re.compile(r"optim", re.I)), (FORWARD, re.compile(r"forward", re.I)))
 _STEP = re.compile(r"^ProfilerStep[#*]\s*(\d{1,15})$")
-_LIBRARY = re.compile(r"(?:^|/)(?:torch|torchgen)/|^<|^\?\?$|^$|\.(?:cpp|h|cc|so)$")
 
 
 def phase_of(text: str) -> int:
@@ -50,7 +50,7 @@ def phase_of(text: str) -> int:
 
 def of_history(snapshot: Snapshot, entries: Entries, words: Texts) -> tuple[Moments, Phases, Steps]:
     """The moments of all entries of one device, and the phases and steps that follow from them."""
-    hint, phase, frame = _of_stacks(snapshot.stacks, entries.stack)
+    hint, phase = _of_stacks(snapshot.stacks, entries.stack)
     texts = snapshot.stacks.strings
     phase = np.where(phase > 0, phase, _by_code(texts, entries.note, phase_of))
     phase = np.where((phase == 0) & _without_python(entries), BACKWARD, phase)
@@ -62,7 +62,7 @@ def of_history(snapshot: Snapshot, entries: Entries, words: Texts) -> tuple[Mome
     phases = _stretches(_filled(phase.astype(np.int8)), entries.time)
     steps = _steps(snapshot)
     unit = _in_ranges(snapshot, entries.time, lambda text: bool(unit_of(text)))
-    names = np.array([words.code(snapshot.stacks.describe(place)) for place in range(len(snapshot.stacks.frames))] or [0], np.int32)
+    names = words.codes(labels(snapshot.stacks))
     return (
         Moments(
             np.ones(len(entries), np.bool_),
@@ -71,7 +71,7 @@ def of_history(snapshot: Snapshot, entries: Entries, words: Texts) -> tuple[Mome
             interval_at(phases, entries.time),
             steps.index_at(entries.time),
             hint.astype(np.int8),
-            np.where(frame >= 0, names[np.maximum(frame, 0)], 0).astype(np.int32),
+            np.where(entries.stack > 0, names[np.maximum(entries.stack, 0)], 0).astype(np.int32),
             _by_code(texts, unit, lambda text: words.code(unit_of(text))).astype(np.int32),
         ),
         phases,
@@ -88,29 +88,26 @@ def _without_python(entries: Entries) -> BoolArray:
     return np.asarray(made & (entries.stack == 0), np.bool_)
 
 
-def _of_stacks(stacks: Stacks, stack: Int32Array) -> tuple[Int8Array, Int8Array, Int32Array]:
-    """(hint, phase, frame to be named) of each stack: the innermost hint, backward before optimizer before forward, own code first."""
-    found = [_of_frame(stacks, place) for place in range(len(stacks.frames))] or [(0, 0, False)]
-    hint_of_frame, phase_of_frame, own = (np.array([row[i] for row in found], np.int8) for i in range(3))
+def _of_stacks(stacks: Stacks, stack: Int32Array) -> tuple[Int8Array, Int8Array]:
+    """(hint, phase) of each stack: the innermost hint, backward before optimizer before forward."""
+    found = [_of_frame(stacks, place) for place in range(len(stacks.frames))] or [(0, 0)]
+    hint_of_frame, phase_of_frame = (np.array([row[i] for row in found], np.int8) for i in range(2))
     hinting = stacks.first(hint_of_frame > 0)
     hint = np.where(hinting >= 0, hint_of_frame[hinting], np.int8(0))
     phase = np.zeros(len(hint), np.int8)
     for kind in (FORWARD, OPTIMIZER, BACKWARD):  # the strongest last
         phase[stacks.first(phase_of_frame == kind) >= 0] = kind
-    mine = stacks.first(own > 0)
-    frame = np.where(mine >= 0, mine, stacks.first(np.ones(len(own), np.bool_)))
     known = np.maximum(stack, 0)
-    return hint[known], phase[known], frame[known].astype(np.int32)
+    return hint[known], phase[known]
 
 
-def _of_frame(stacks: Stacks, place: int) -> tuple[int, int, bool]:
+def _of_frame(stacks: Stacks, place: int) -> tuple[int, int]:
     file_code, _, name_code = (int(part) for part in stacks.frames[place])
     file, name = stacks.strings[file_code].replace("\\", "/"), stacks.strings[name_code]
-    own = _LIBRARY.search(file) is None
     for hint, phase, file_pattern, name_pattern in _FRAMES:
         if file_pattern.search(file) and name_pattern.search(name):
-            return int(hint), phase, own
-    return 0, 0, own
+            return int(hint), phase
+    return 0, 0
 
 
 def _by_code(texts: object, codes: Int32Array, ask: Callable[[str], int]) -> Int64Array:
