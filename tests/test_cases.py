@@ -23,7 +23,7 @@ class Case:
     def __init__(self, start: str) -> None:
         self.folder = next(CASES.glob(start + "_*"))
         self.expect = json.loads((self.folder / "expected.json").read_text())
-        self.want = self.expect["expect"]
+        self.want = self.expect.get("expect", self.expect.get("right"))
         paths = [str(p) for p in sorted(self.folder.iterdir()) if p.name != "expected.json"]
         self.job: Job = load_job(paths, LoadOptions(), analyses.reducers())
         self.json = document(self.job, analyses.run(self.job))

@@ -111,3 +111,30 @@ def test_m13_raw_timeline() -> None:
     assert (found["start_bytes"], found["peak_bytes"], found["end_bytes"]) == (want["start_bytes"], want["peak_bytes"], want["end_bytes"])
     names = {"PARAMETER": "parameters", "ACTIVATION": "activations", "GRADIENT": "gradients", "UNKNOWN": "unattributed"}
     assert {key: found["categories"][name] for key, name in names.items()} == want["by_category_at_peak"]
+
+
+@pytest.mark.parametrize("name", ["M14", "M15"])
+def test_sizes_are_rounded_on_both_sides_of_an_entry_and_nothing_contradicts_itself(name: str) -> None:
+    found, want = of(name)
+    assert not [note for note in found["notes"] if "contradicts" in note]
+    assert found["reserved_peak_bytes"] == want.get("reserved_peak_bytes", found["reserved_end_bytes"])
+    assert found["peak_bytes"] == want.get("peak_bytes", found["end_bytes"])
+
+
+def test_m18_forward_is_more_than_the_ranges_of_a_framework() -> None:
+    want = case("M18").want
+    for found in case("M18").json["memory"]:
+        assert found["categories"]["inputs"] == want["batch bytes (inputs)"]
+        assert found["categories"]["activations"] >= want["activations at least"]
+
+
+def test_u24_a_history_that_overflowed_is_said() -> None:
+    c = case("U24")
+    (found,) = c.json["memory"]
+    assert any("older history was overwritten (ring buffer of 3 entries)" in note for note in found["notes"])
+
+
+def test_u26_a_snapshot_without_traces() -> None:
+    (found,) = case("U26").json["memory"]
+    assert (found["peak_bytes"], found["end_bytes"], found["reserved_end_bytes"]) == (None, 3221225472, 4294967296)
+    assert "there is no history in the snapshot" in found["notes"][0]

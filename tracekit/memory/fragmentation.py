@@ -19,7 +19,7 @@ class Fragmentation:
     """At one moment, in bytes; NULL where not known.
 
     ``free`` = reserved - active. ``private`` is the part of it in pools that other allocations cannot use (CUDA graphs, user pools): not
-    fragmentation. ``largest``: the largest free range within one segment of the default pool.
+    fragmentation. ``largest``: the largest free range within one segment of the default pool, ``pieces``: how many such ranges there are.
     """
 
     reserved: int
@@ -27,11 +27,17 @@ class Fragmentation:
     free: int
     private: int = NULL
     largest: int = NULL
+    pieces: int = NULL
+
+    @property
+    def unused(self) -> int:
+        """Reserved, not in use, and not in a private pool."""
+        return self.free - max(self.private, 0)
 
     @property
     def share(self) -> float:
         """Reusable free memory, of what is reserved."""
-        return (self.free - max(self.private, 0)) / self.reserved if self.reserved > 0 else 0.0
+        return self.unused / self.reserved if self.reserved > 0 else 0.0
 
 
 def of_counters(timeline: Timeline, position: int) -> Fragmentation | None:
@@ -54,7 +60,7 @@ def of_history(device: DeviceHistory, timeline: Timeline, pools: list[tuple[int,
     open_ = intervals.subtract((start[~private], end[~private]), used)
     closed = intervals.subtract((start[private], end[private]), used)
     largest = int((open_[1] - open_[0]).max()) if len(open_[0]) else 0
-    return Fragmentation(reserved, active, reserved - active, intervals.measure(*closed), largest)
+    return Fragmentation(reserved, active, reserved - active, intervals.measure(*closed), largest, len(open_[0]))
 
 
 def pool_reserved(device: DeviceHistory, pools: list[tuple[int, int]]) -> dict[str, int]:

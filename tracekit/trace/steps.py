@@ -95,6 +95,9 @@ _AUTOGRAD = "autograd::engine::evaluate_function"
 _ACCUMULATE = "AccumulateGrad"
 #: Pauses inside backward, or inside a forward known only by its operators, that are shorter than this belong to it.
 _PAUSE_NS = NS_PER_MS
+#: Where more of the time of tracked operators is outside all annotations of forward, or outside between two annotations of one forward,
+#: the annotations are not the whole forward. What comes before the first one is the batch, what comes behind the last one the loss.
+_UNCOVERED, _UNCOVERED_BETWEEN = 0.4, 0.1
 
 
 def find_steps(tables: RankTables) -> Steps:
@@ -169,8 +172,9 @@ def _each_number_once(
 def find_phases(tables: RankTables) -> Phases:
     """Forward, backward and optimizer on the host's clock: by annotations, and backward by what the autograd engine runs.
 
-    Where ranges of different phases overlap the latest started wins, but a forward inside backward is recomputation: backward. Without
-    any forward annotation, operators that autograd tracks (``Sequence number``) outside backward and optimizer are the forward.
+    Where ranges of different phases overlap the latest started wins, but a forward inside backward is recomputation: backward. Operators
+    that autograd tracks (``Sequence number``) outside backward and optimizer are forward as well where the annotations cover only part of
+    them: there are none, or a framework or the user's model has ranges of that name around single modules.
     """
     rows, kind = _named(tables)
     sets = [_ranges(tables, rows[kind == k]) for k in (_FORWARD, _BACKWARD, _OPTIMIZER)]
@@ -180,9 +184,10 @@ def find_phases(tables: RankTables) -> Phases:
     forward = intervals.union(start[~again], end[~again])
     optimizer = intervals.union(*sets[2])
     pause = np.array([0, 0, _PAUSE_NS, 0], np.int64)
-    if not len(forward[0]):
-        elsewhere = intervals.union(*(np.concatenate(pair) for pair in zip(backward, optimizer, strict=True)))
-        forward = intervals.subtract(_tracked(tables), elsewhere)
+    elsewhere = intervals.union(*(np.concatenate(pair) for pair in zip(backward, optimizer, strict=True)))
+    tracked = intervals.subtract(_tracked(tables), elsewhere)
+    if _in_part(tracked, forward, elsewhere):
+        forward = intervals.union(*(np.concatenate(pair) for pair in zip(forward, tracked, strict=True)))
         pause[_FORWARD] = _PAUSE_NS
     return _filled(_one_line([forward, backward, optimizer]), pause)
 
@@ -209,6 +214,20 @@ def _named(tables: RankTables) -> tuple[Int64Array, Int8Array]:
 def _ranges(tables: RankTables, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
     rows = rows[(tables.dur[rows] > 0) & (tables.ts[rows] != NULL)]
     return tables.ts[rows], tables.ts[rows] + tables.dur[rows]
+
+
+def _in_part(tracked: intervals.IntervalSet, forward: intervals.IntervalSet, elsewhere: intervals.IntervalSet) -> bool:
+    """Whether annotations of forward cover only part of the forward that the tracked operators are."""
+    outside = intervals.subtract(tracked, forward)
+    whole = intervals.measure(*tracked)
+    if not len(forward[0]) or intervals.measure(*outside) > _UNCOVERED * whole:
+        return True
+    far = np.iinfo(np.int64).max
+    ended, apart = (np.searchsorted(line[1], outside[0], side="right") for line in (forward, elsewhere))
+    preceding, following = np.append(-far, forward[1])[ended], np.append(forward[0], far)[ended]
+    began, ends = np.append(-far, elsewhere[1])[apart], np.append(elsewhere[0], far)[apart]
+    between = (preceding > began) & (following < ends)
+    return intervals.measure(outside[0][between], outside[1][between]) > _UNCOVERED_BETWEEN * whole
 
 
 def _autograd(tables: RankTables) -> Int64Array:
