@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
+
+def choose(word: str, known: Iterable[str]) -> str:
+    """A remedy for a word that is none of ``known``: the one that was likely meant, or all of them."""
+    names = list(known)
+    near = difflib.get_close_matches(word[:80].lower(), names, 1)
+    return f"did you mean {near[0]}?" if near else f"choose one of {', '.join(names)}"
+
 
 class TracekitError(Exception):
     """Something the user can put right.

@@ -60,7 +60,7 @@ def test_a_recipe_of_ones_own():
     ("values", "message"),
     [
         ({}, "no model is given"),
-        ({"model": "llama4"}, "there is no model called 'llama4'; choose one of gpt3-175b"),
+        ({"model": "llama4"}, "there is no model called 'llama4'; did you mean llama"),
         ({"model": TINY, "mehs": {}}, "the plan has no 'mehs'; did you mean mesh?"),
         ({"model": {**TINY, "layer": 3}}, "model has no 'layer'; did you mean layers?"),
         ({"model": {"layers": 2}}, "model: hidden, heads, ffn, vocabulary, sequence not given"),
@@ -120,7 +120,8 @@ def test_meshes_that_cannot_divide_the_model(mesh, more, message):
 
 @pytest.mark.parametrize("name", list(PRESETS))
 def test_every_preset_can_be_estimated(name):
-    spec = spec_of({"model": name, "mesh": "dp_shard=64,tp=8", "batch": {"recompute": "full"}})
+    mesh = "dp_shard=64,tp=8" if PRESETS[name].heads % 8 == 0 else "dp_shard=64"
+    spec = spec_of({"model": name, "mesh": mesh, "batch": {"recompute": "full"}})
     found = estimate(spec.shape, spec.plan, spec.hardware)
     assert found.peak.peak_bytes > 0
     assert 0 < (found.mfu or 0) < (found.hfu or 0) <= 0.5

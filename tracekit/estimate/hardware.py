@@ -5,6 +5,12 @@ H100      NVIDIA H100 datasheet (SXM): 989 TFLOP/s bf16, 1,979 fp8 (without spar
 H200      NVIDIA H200 datasheet: as H100 with 141 GB at 4.8 TB/s
 B200      NVIDIA DGX B200 datasheet: 2,250 TFLOP/s bf16, 4,500 fp8 (dense), 180 GB at 8 TB/s, NVLink 1.8 TB/s both ways
 GB200     NVIDIA GB200 NVL72 datasheet, one of its 72 GPUs: 2,500 / 5,000 TFLOP/s, 186 GB at 8 TB/s, all 72 on NVLink
+V100      NVIDIA V100 datasheet (SXM2, 32 GB): 125 TFLOP/s fp16, 900 GB/s, NVLink 300 GB/s both ways
+H800      as H100 with NVLink of 400 GB/s both ways
+GB300     NVIDIA GB300 NVL72 datasheet, one of its 72 GPUs: 2,500 / 5,000 TFLOP/s, 288 GB at 8 TB/s
+RTX 4090  NVIDIA Ada architecture whitepaper: 165 TFLOP/s bf16, 330 fp8 (fp32 sums, without sparsity), 24 GB at 1,008 GB/s, PCIe 4
+MI250X    AMD Instinct MI250X datasheet, one of its two dies, which torch takes for a device: 191.5 TFLOP/s bf16, 64 GB at 1.6 TB/s
+MI355X    AMD Instinct MI355X datasheet: 2,500 TFLOP/s bf16, 5,000 fp8, 288 GB at 8 TB/s, 7 Infinity Fabric links of 76.8 GB/s each way
 MI300X    AMD Instinct MI300X datasheet: 1,307 TFLOP/s bf16, 2,610 fp8, 192 GB at 5.3 TB/s, 7 Infinity Fabric links of 64 GB/s each way
 InfiniBand    HDR 200, NDR 400, XDR 800 Gbit/s a port and direction; one port a GPU
 """
@@ -12,8 +18,9 @@ InfiniBand    HDR 200, NDR 400, XDR 800 Gbit/s a port and direction; one port a 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
-from tracekit.errors import UsageError
+from tracekit.errors import UsageError, choose
 
 US = 1e-6
 
@@ -80,6 +87,20 @@ HARDWARE = {
     "h200": Hardware("H200", 141 * 10**9, {4: 494.0, 2: 989.0, 1: 1979.0}, 4800.0, _nvlink(4, 450.0), NETWORKS["infiniband-ndr"]),
     "b200": Hardware("B200", 180 * 10**9, {4: 1125.0, 2: 2250.0, 1: 4500.0}, 8000.0, _nvlink(5, 900.0), NETWORKS["infiniband-ndr"]),
     "gb200": Hardware("GB200", 186 * 10**9, {4: 1250.0, 2: 2500.0, 1: 5000.0}, 8000.0, _nvlink(5, 900.0), NETWORKS["infiniband-ndr"], 72),
+    "v100": Hardware("V100 32GB", 32 * 10**9, {4: 15.7, 2: 125.0}, 900.0, _nvlink(2, 150.0), NETWORKS["ethernet-100g"]),
+    "h800": Hardware("H800 SXM", 80 * 10**9, {4: 494.0, 2: 989.0, 1: 1979.0}, 3350.0, _nvlink(4, 200.0), NETWORKS["infiniband-ndr"]),
+    "gb300": Hardware("GB300", 288 * 10**9, {4: 1250.0, 2: 2500.0, 1: 5000.0}, 8000.0, _nvlink(5, 900.0), NETWORKS["infiniband-ndr"], 72),
+    "rtx4090": Hardware(
+        "RTX 4090", 24 * 10**9, {4: 82.6, 2: 165.2, 1: 330.3}, 1008.0, Link("PCIe 4", 32.0, NETWORK_LATENCY_US), NETWORKS["ethernet-100g"]
+    ),
+    "mi250x": Hardware(
+        "MI250X die", 64 * 10**9, {4: 47.9, 2: 191.5}, 1638.0, Link("Infinity Fabric", 150.0, NVLINK_LATENCY_US),
+        NETWORKS["infiniband-hdr"],
+    ),
+    "mi355x": Hardware(
+        "MI355X", 288 * 10**9, {4: 1250.0, 2: 2500.0, 1: 5000.0}, 8000.0, Link("Infinity Fabric", 537.6, NVLINK_LATENCY_US),
+        NETWORKS["infiniband-ndr"],
+    ),
     "mi300x": Hardware(
         "MI300X", 192 * 10**9, {4: 654.0, 2: 1307.0, 1: 2610.0}, 5300.0, Link("Infinity Fabric", 448.0, NVLINK_LATENCY_US),
         NETWORKS["infiniband-ndr"],
@@ -89,9 +110,10 @@ HARDWARE = {
 
 def hardware(name: str) -> Hardware:
     """A known device. UsageError names the ones there are."""
-    if name.lower() not in HARDWARE:
-        raise UsageError(f"there is no hardware called {name!r}", f"choose one of {', '.join(HARDWARE)}")
-    return HARDWARE[name.lower()]
+    key = "".join(name.lower().replace("-", " ").split())
+    if key not in HARDWARE:
+        raise UsageError(f"there is no hardware called {name[:80]!r}", choose(name, HARDWARE))
+    return HARDWARE[key]
 
 
 @dataclass(frozen=True)
@@ -122,4 +144,5 @@ def path_of(device: Hardware, size: int, stride: int) -> Path:
 def hardware_of(device: str) -> Hardware | None:
     """The preset whose name is a word of the device's name (``NVIDIA H100 80GB HBM3``); None for any other."""
     words = device.lower().replace("-", " ").split()
+    words += [first + second for first, second in pairwise(words)]  # RTX 4090
     return next((preset for name, preset in HARDWARE.items() if name in words), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from tracekit.errors import UsageError
+from tracekit.errors import UsageError, choose
 from tracekit.estimate.padding import FRAMEWORKS
 from tracekit.estimate.pipeline import check_schedule
 from tracekit.estimate.recipe import RECIPES, Recipe
@@ -106,7 +106,7 @@ class Strategy:
 
     def __post_init__(self) -> None:
         if self.name not in STRATEGIES:
-            raise UsageError(f"there is no strategy called {self.name!r}", f"choose one of {', '.join(STRATEGIES)}")
+            raise UsageError(f"there is no strategy called {self.name!r}", choose(self.name, STRATEGIES))
         if self.backward_prefetch not in ("pre", "post", "none"):
             raise UsageError(f"there is no backward_prefetch {self.backward_prefetch!r}", "choose pre, post or none")
         if self.bucket_cap_mb is not None and not self.bucket_cap_mb > 0:

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from tracekit.errors import UsageError
+from tracekit.errors import UsageError, choose
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ OPTIMIZERS = {"adam": 2, "adamw": 2, "momentum": 1, "sgd": 0}
 def recipe(name: str, optimizer: str = "adamw") -> Recipe:
     """A recipe by name, with the states of another optimizer. UsageError names the ones there are."""
     if name not in RECIPES:
-        raise UsageError(f"there is no recipe called {name!r}", f"choose one of {', '.join(RECIPES)}")
+        raise UsageError(f"there is no recipe called {name[:80]!r}", choose(name, RECIPES))
     if optimizer not in OPTIMIZERS:
         raise UsageError(f"there is no optimizer called {optimizer!r}", f"choose one of {', '.join(OPTIMIZERS)}")
     chosen = RECIPES[name]

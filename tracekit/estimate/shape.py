@@ -27,7 +27,8 @@ class ModelShape:
     ``ffn`` hidden size of a dense MLP; ``gated``: three matrices (gate, up, down) instead of two; ``norm`` layernorm (weight and bias) or
     rmsnorm (weight); ``qkv_bias``, ``output_bias``, ``mlp_bias``: which linear layers have one; ``fused_qkv``: one matrix for all three.
     With ``experts``, the layers from ``dense_layers`` on have a router, ``experts`` MLPs of ``expert_ffn`` (stacked in one tensor for each
-    matrix) of which each token uses ``top_k``, and ``shared_experts`` that every token uses.
+    matrix) of which each token uses ``top_k``, and ``shared_experts`` that every token uses; with ``expert_every`` 2 every other of those
+    layers, the last of each two. ``qk_norm``: norms of queries' and keys' heads; ``post_norms``: norms behind attention and MLP as well.
     """
 
     layers: int
@@ -51,6 +52,9 @@ class ModelShape:
     expert_ffn: int = 0
     shared_experts: int = 0
     dense_layers: int = 0
+    expert_every: int = 1
+    qk_norm: bool = False
+    post_norms: bool = False
     latent: LatentAttention | None = None
     dropout: bool = False
     name: str = "transformer"
@@ -84,11 +88,11 @@ class ModelShape:
 
     def has_experts(self, layer: int) -> bool:
         """Whether the MLP of a layer is a mixture of experts."""
-        return self.experts > 0 and layer >= self.dense_layers
+        return self.experts > 0 and layer >= self.dense_layers and (layer + 1) % self.expert_every == 0
 
 
 def _check(shape: ModelShape) -> None:
-    sizes = ("layers", "hidden", "heads", "ffn", "vocabulary", "sequence", "kv_heads", "head_dim", "top_k")
+    sizes = ("layers", "hidden", "heads", "ffn", "vocabulary", "sequence", "kv_heads", "head_dim", "top_k", "expert_every")
     low = next((name for name in sizes if getattr(shape, name) < 1), None)
     if low is not None:
         raise UsageError(f"the model's {low} is {getattr(shape, low)}", "give a number of at least 1")
@@ -136,7 +140,8 @@ def _layer(shape: ModelShape, layer: int, unit: str) -> Iterator[Parameter]:
     prefix = f"layers.{layer}"
     yield from _norm(shape, f"{prefix}.attention_norm", unit, layer)
     yield from _latent(shape, prefix, unit, layer) if shape.latent else _attention(shape, prefix, unit, layer)
-    yield from _norm(shape, f"{prefix}.mlp_norm", unit, layer)
+    for place in ("mlp_norm", "attention_post_norm", "mlp_post_norm") if shape.post_norms else ("mlp_norm",):
+        yield from _norm(shape, f"{prefix}.{place}", unit, layer)
     if not shape.has_experts(layer):
         yield from _mlp(shape, f"{prefix}.mlp", unit, layer, shape.ffn)
         return
@@ -165,6 +170,8 @@ def _attention(shape: ModelShape, prefix: str, unit: str, layer: int) -> Iterato
         widths = {"qkv": sum(widths.values())}
     for name, width in widths.items():
         yield from _linear(f"{prefix}.attention.{name}", width, shape.hidden, shape.qkv_bias, 0, base)
+    for name in ("q_norm", "k_norm") if shape.qk_norm else ():
+        yield from _norm(shape, f"{prefix}.attention.{name}", unit, layer, shape.head_dim)
     yield from _linear(f"{prefix}.attention.o", shape.hidden, shape.attention_width, shape.output_bias, 1, base)
 
 

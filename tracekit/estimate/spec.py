@@ -1,6 +1,6 @@
 """A plan from plain values: what a file or the command line says, checked key by key.
 
-model: llama3-8b                  a preset, or its sizes; with ``preset`` among them, a preset with some changed
+model: llama3-8b                  a preset, the path of a config.json, or sizes; with ``preset`` among them, a preset with some changed
 mesh: {pp: 2, dp_shard: 8, tp: 4}     or pp=2,dp_shard=8,tp=4
 strategy: fsdp2                   or its options: {name: fsdp2, reshard_after_forward: false}
 recipe: fsdp_bf16                 or its bytes: {name: mine, parameter: 4, compute: 2, ...}
@@ -20,8 +20,9 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from typing import Any
 
-from tracekit.errors import UsageError
+from tracekit.errors import UsageError, choose
 from tracekit.estimate.hardware import NETWORKS, Hardware, Link, hardware
+from tracekit.estimate.huggingface import read_config
 from tracekit.estimate.plan import IMPLEMENTATIONS, Batch, Implementation, MeshSizes, Plan, Strategy
 from tracekit.estimate.presets import preset
 from tracekit.estimate.recipe import Recipe, recipe
@@ -78,9 +79,9 @@ def shape_of(value: Any) -> ModelShape:
     if value is None:
         raise UsageError("no model is given", "name a preset (llama3-8b) or give its sizes")
     if isinstance(value, str):
-        return preset(value)
+        return _named(value)
     given = _mapping(value, "model")
-    base = preset(_text(given["preset"], "model: preset")) if "preset" in given else None
+    base = _named(_text(given["preset"], "model: preset")) if "preset" in given else None
     sizes = {key: item for key, item in given.items() if key != "preset"}
     if isinstance(sizes.get("latent"), Mapping):
         sizes["latent"] = built(LatentAttention, _mapping(sizes["latent"], "model: latent"), "model: latent")
@@ -88,6 +89,11 @@ def shape_of(value: Any) -> ModelShape:
         shape: ModelShape = built(ModelShape, sizes, "model")
         return shape
     return _resized(base, sizes)
+
+
+def _named(value: str) -> ModelShape:
+    """A known model, or the shape in a ``config.json``."""
+    return read_config(value) if value.lower().endswith(".json") else preset(value)
 
 
 def _resized(base: ModelShape, sizes: Mapping[str, Any]) -> ModelShape:
@@ -148,7 +154,7 @@ def implementation_of(value: Any, where: str) -> Implementation:
     given = {"name": value} if isinstance(value, str) else _mapping(value, where)
     name = _text(given.get("name", "torch"), f"{where}: name")
     if name not in IMPLEMENTATIONS:
-        raise UsageError(f"there is no implementation called {name[:80]!r}", f"choose one of {', '.join(IMPLEMENTATIONS)}")
+        raise UsageError(f"there is no implementation called {name[:80]!r}", choose(name, IMPLEMENTATIONS))
     made: Implementation = _changed(IMPLEMENTATIONS[name], given, where)
     return made
 
@@ -216,7 +222,7 @@ def _hardware(value: Any, network: Any) -> Hardware:
 def _network(value: Any) -> Link:
     name = _text(value, "network")
     if name not in NETWORKS:
-        raise UsageError(f"there is no network called {name[:80]!r}", f"choose one of {', '.join(NETWORKS)}")
+        raise UsageError(f"there is no network called {name[:80]!r}", choose(name, NETWORKS))
     return NETWORKS[name]
 
 
