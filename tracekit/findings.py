@@ -107,7 +107,7 @@ class Table:
     """A table for a reader: sortable and filterable in the report. ``columns`` maps a column of ``frame`` to its heading, unit included.
 
     ``preview`` rows are printed in the terminal (0: the table is left to the report). ``missing`` maps a column to the reason why cells of
-    it may be empty.
+    it may be empty, ``meanings`` to what it is.
     """
 
     title: str
@@ -116,6 +116,7 @@ class Table:
     note: str = ""
     preview: int = 0
     missing: Mapping[str, str] = field(default_factory=dict)
+    meanings: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, title: str, schema: Schema, frame: pd.DataFrame, columns: Iterable[str] = (), *, note: str = "", preview: int = 0) -> Table:
@@ -123,7 +124,8 @@ class Table:
         chosen = [schema.column(name) for name in columns] or [column for column in schema.columns if column.heading]
         shown = pd.DataFrame({column.name: column.shown(frame[column.name]) for column in chosen})
         missing = {column.name: column.missing for column in chosen if column.missing}
-        return cls(title, shown, {column.name: column.title for column in chosen}, note, preview, missing)
+        meanings = {column.name: column.meaning.replace("`", "") for column in chosen}
+        return cls(title, shown, {column.name: column.title for column in chosen}, note, preview, missing, meanings)
 
 
 Chart = StackedBars | Heatmap | StackedArea | Treemap | Timeline | Table
@@ -131,11 +133,12 @@ Chart = StackedBars | Heatmap | StackedArea | Treemap | Timeline | Table
 
 @dataclass(frozen=True)
 class Section:
-    """A chapter of the report: a title, one sentence that says how to read it, and its charts."""
+    """A chapter of the report: a title, one sentence that says how to read it, and its charts. ``name`` is its address (``#waiting``)."""
 
     title: str
     lead: str
     charts: Sequence[Chart] = field(default_factory=tuple)
+    name: str = ""
 
 
 @runtime_checkable

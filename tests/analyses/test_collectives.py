@@ -167,7 +167,7 @@ def test_a_job_without_communication_has_an_empty_list() -> None:
     trace.step(1, 0, 100)
     trace.kernel("gemm", 10, 20, launch=5)
     result = collectives.analyze(job_of(trace))
-    assert result.json() == {"collectives": []}
+    assert result.json() == {"collectives": [], "collectives_by_axis": []}
     assert result.findings() == [] and result.sections() == []
 
 
@@ -181,3 +181,19 @@ def test_spread_is_numpys_minimum_median_and_maximum_of_each_group(pairs: list[t
         assert found.count[number] == len(own) and found.total[number] == own.sum()
         expected = {"min": own.min(), "p50": np.median(own), "max": own.max()} if len(own) else None
         assert found.json(number, 1) == expected
+
+
+def test_groups_of_one_axis_are_summed_up() -> None:
+    traces = [Trace(rank, 4) for rank in range(4)]
+    for rank, trace in enumerate(traces):
+        trace.step(1, 0, 1000)
+        own = [0, 1] if rank < 2 else [2, 3]
+        trace.collective(
+            "allreduce", 100, 40 + rank, elements=100, seq=1, launch=20, group=f"{ranks[0]}", description="mesh_tp", ranks=ranks
+        )
+    found = collectives.analyze(job_of(*traces)).json()
+    assert [row["count"] for row in found["collectives"]] == [1, 1]
+    (row,) = found["collectives_by_axis"]
+    assert (row["axis"], row["groups"], row["size"], row["count"], row["rank_operations"]) == ("tp", 2, 2, 2, 4)
+    assert row["duration_us"] == {"min": 40.0, "p50": 41.5, "max": 43.0}
+    assert list(row["wait_us"]) == ["0", "1", "2", "3"]

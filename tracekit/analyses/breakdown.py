@@ -240,7 +240,7 @@ class Breakdown:
             "Each bar is one rank's mean step: what its device computed, the communication and copies that nothing else ran beside, "
             "and the time in which it had nothing to do."
         )
-        return [Section("Step breakdown", lead, (bars, Table.of("Every rank and step", BREAKDOWN, self.per_step)))]
+        return [Section("Step breakdown", lead, (bars, Table.of("Every rank and step", BREAKDOWN, self.per_step)), name="steps")]
 
     def json(self) -> dict[str, Any]:
         """``breakdown``: one entry a rank and step; ``mean_step``: their mean, of the job and of each rank."""

@@ -80,7 +80,7 @@ class Known:
             "bytes_known": "Size known [share]",
         }
         lead = "Waits, transfers and bandwidths exist only for operations that were matched with other ranks' and whose size is known."
-        return [Section("What is known of the communication", lead, (Table("By axis and kind", frame, headings),))]
+        return [Section("What is known of the communication", lead, (Table("By axis and kind", frame, headings),), name="known")]
 
     def json(self) -> dict[str, Any]:
         """Nothing: the document writes ``coverage`` itself."""

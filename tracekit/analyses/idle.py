@@ -196,7 +196,7 @@ class Idle:
         )
         if self.on_cpu:
             lead = "Host-bound: no operator ran (Python, data loading). Waiting: inside a collective call that did not communicate itself."
-        return [Section("Idle time", lead, (bars, Table.of("Every rank and step", IDLE, self.per_step, _SHOWN)))]
+        return [Section("Idle time", lead, (bars, Table.of("Every rank and step", IDLE, self.per_step, _SHOWN)), name="idle")]
 
     def json(self) -> dict[str, Any]:
         """``idle``: one entry a rank and step."""

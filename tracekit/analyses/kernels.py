@@ -127,7 +127,7 @@ class Kernels:
         if not len(self.rows):
             return []
         lead = "Time of kernels and copies by name, over all ranks and the whole trace. Kernels that overlap count each for itself."
-        return [Section("Kernels", lead, (Table.of("Kernels by total time", KERNELS, self.rows, _SHOWN, preview=5),))]
+        return [Section("Kernels", lead, (Table.of("Kernels by total time", KERNELS, self.rows, _SHOWN, preview=5),), name="kernels")]
 
     def json(self) -> dict[str, Any]:
         """``kernels``: the names with the largest totals, then ``other`` for the rest, so that the totals add up."""

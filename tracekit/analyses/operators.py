@@ -120,7 +120,7 @@ class Operators:
         if self.on_cpu:
             lead = "Operators by the time spent in them, nested operators left out, over all ranks and the whole trace."
         shown = ("name", "device_ns", "launches", "self_ns", "calls", "ranks")
-        return [Section("Operators", lead, (Table.of("Operators by time", OPERATORS, self.rows, shown),))]
+        return [Section("Operators", lead, (Table.of("Operators by time", OPERATORS, self.rows, shown),), name="operators")]
 
     def json(self) -> dict[str, Any]:
         """``operators``: the names with the largest times, then ``other`` for the rest."""

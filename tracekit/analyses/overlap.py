@@ -138,7 +138,7 @@ class Overlap:
         charts: list[Chart] = [bars]
         if self.by_axis["axis"].nunique() > 1:
             charts.append(self._heatmap())
-        return [Section("Communication and compute", lead, (*charts, self._table()))]
+        return [Section("Communication and compute", lead, (*charts, self._table()), name="communication")]
 
     def json(self) -> dict[str, Any]:
         """``exposed_by_axis``, and ``overlap``: hidden and exposed a rank and step."""

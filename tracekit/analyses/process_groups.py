@@ -91,7 +91,7 @@ class GroupUse:
         if 1 < len(self.world) <= _LARGEST_SQUARE and any(_ranks(group) for group in self.groups):
             charts.append(_rank_rank_map(self.groups, self.world))
         lead = "A process group is a set of ranks that communicate with each other; groups along one mesh axis do the same side by side."
-        return [Section("Process groups and mesh", lead, charts)]
+        return [Section("Process groups and mesh", lead, charts, name="groups")]
 
     def json(self) -> dict[str, Any]:
         """``process_groups``: one entry a group, also for groups that were never used."""

@@ -108,7 +108,7 @@ class Stragglers:
             "A rank that reaches a collective early waits for the last one. Dark cells wait; whom they wait for is the rank with "
             "much caused wait and light cells of its own."
         )
-        return [Section("Waiting and stragglers", lead, charts)]
+        return [Section("Waiting and stragglers", lead, charts, name="waiting")]
 
     def json(self) -> dict[str, Any]:
         """``stragglers``: one entry a rank with matched operations."""

@@ -220,7 +220,7 @@ class StepTimeline:
             return []
         title = "The whole trace" if self.step is None else f"Step {self.step}"
         lead = "What ran when, on every stream, on one clock. Zoom in for single kernels. A collective starts when its rank arrives."
-        return [Section("Timeline", lead, (Timeline(title, self.spans, note=self.note),))]
+        return [Section("Timeline", lead, (Timeline(title, self.spans, note=self.note),), name="timeline")]
 
     def json(self) -> dict[str, Any]:
         """Nothing: single pieces are not in the JSON."""

@@ -17,7 +17,7 @@ and the bandwidth is all bytes over all transfer time. Operations whose group is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -30,55 +30,31 @@ from tracekit.analyses.collectives import rows as gather
 from tracekit.findings import Finding, Section, Table
 from tracekit.job.model import Job
 from tracekit.mesh.process_groups import ProcessGroup
+from tracekit.trace.events import Int64Array
 from tracekit.units import NS_PER_US, NULL, format_bytes, format_ns, listed, microseconds
 
 ORDER = 40
 
 
 @dataclass(frozen=True)
-class Collectives:
-    """``rows`` has schema COLLECTIVES (rows.py), longest total first; the rest has an entry a row, waits rank -> ns."""
+class Summed:
+    """``rows`` has schema COLLECTIVES (rows.py), longest total first; the rest has an entry a row, ``waits`` rank -> ns."""
 
     rows: pd.DataFrame
-    groups: list[ProcessGroup]
+    groups: Int64Array  # how many
     duration: Spread
     transfer: Spread
     waits: list[dict[int, int]]
-    span_ns: int
 
-    def findings(self) -> list[Finding]:
-        """The costliest collective, and groups that are slower than their siblings."""
-        return [*self._costliest(), *self._slow_groups()]
-
-    def sections(self) -> list[Section]:
-        """The table of all collectives."""
-        if not len(self.rows):
-            return []
-        lead = (
-            "One row a process group, kind, purpose, element type and size. Duration is what a rank spent in the call, waiting for others "
-            "included; transfer begins when the last rank has arrived. Bandwidths are in GB/s (10^9 bytes)."
-        )
-        return [Section("Collectives", lead, (self._table(),))]
-
-    def json(self) -> dict[str, Any]:
-        """``collectives``: one entry a row."""
-        frame = self._reported
-        without = frame["not_measured"].dropna()
-        result: dict[str, Any] = {"collectives": gather.REPORTED.records(frame)}
-        if len(without):
-            reasons = sorted(without.value_counts(sort=False).items())
-            listed_reasons = "; ".join(f"{count} of {len(frame)} rows: {reason}" for reason, count in reasons)
-            result["not_measured"] = {"collectives bandwidth": listed_reasons}
-        return result
-
-    @cached_property
-    def _reported(self) -> pd.DataFrame:
-        """Schema REPORTED (rows.py)."""
+    def reported(self, groups: list[ProcessGroup]) -> pd.DataFrame:
+        """Schemas REPORTED and BY_AXIS (rows.py)."""
         rows = self.rows
-        known_groups = [self.groups[group].id if group >= 0 else "" for group in rows["group"].tolist()]
+        known_groups = [groups[group].id if group >= 0 else "" for group in rows["group"].tolist()]
         labels = [group or f"unknown (stream {stream})" for group, stream in zip(known_groups, rows["stream"].tolist(), strict=True)]
         columns: dict[str, Any] = {
             "label": labels,
+            "groups": self.groups,
+            "size": [groups[group].size or NULL if group >= 0 else NULL for group in rows["group"].tolist()],
             "group": known_groups,
             "least_ns": self.duration.least,
             "duration_ns": self.duration.median,
@@ -91,10 +67,61 @@ class Collectives:
         }
         return rows.assign(**columns)
 
-    def _table(self) -> Table:
-        partial = int((~self.rows["complete"] & (self.rows["matched"] > 0)).sum())
-        note = f"{partial} rows lack a rank: their transfer is an upper bound, their bandwidths lower bounds." if partial else ""
-        return Table.of("Collectives", gather.REPORTED, self._reported, gather.SHOWN, note=note, preview=8)
+
+@dataclass(frozen=True)
+class Collectives:
+    """``by_group`` and ``by_axis``: the same collectives, a row for each group, and for all groups of an axis together."""
+
+    by_group: Summed
+    by_axis: Summed
+    groups: list[ProcessGroup]
+    span_ns: int
+
+    @property
+    def rows(self) -> pd.DataFrame:
+        """Schema COLLECTIVES, by group."""
+        return self.by_group.rows
+
+    def findings(self) -> list[Finding]:
+        """The costliest collective, and groups that are slower than their siblings."""
+        return [*self._costliest(), *self._slow_groups()]
+
+    def sections(self) -> list[Section]:
+        """All collectives, by axis and by group."""
+        if not len(self.rows):
+            return []
+        lead = (
+            "One row a kind, purpose, element type and size, of all groups of an axis and of each group. Duration is what a rank spent in "
+            "the call, waiting for others included; transfer begins when the last rank has arrived. Bandwidths are in GB/s (10^9 bytes)."
+        )
+        return [Section("Collectives", lead, tuple(self._tables()), name="collectives")]
+
+    def json(self) -> dict[str, Any]:
+        """``collectives``: one entry a row by group; ``collectives_by_axis``."""
+        frame = self._reported
+        without = frame["not_measured"].dropna()
+        by_axis = gather.BY_AXIS.records(self._axes)
+        result: dict[str, Any] = {"collectives": gather.REPORTED.records(frame), "collectives_by_axis": by_axis}
+        if len(without):
+            reasons = sorted(without.value_counts(sort=False).items())
+            listed_reasons = "; ".join(f"{count} of {len(frame)} rows: {reason}" for reason, count in reasons)
+            result["not_measured"] = {"collectives bandwidth": listed_reasons}
+        return result
+
+    @cached_property
+    def _reported(self) -> pd.DataFrame:
+        """Schema REPORTED."""
+        return self.by_group.reported(self.groups)
+
+    @cached_property
+    def _axes(self) -> pd.DataFrame:
+        """Schema BY_AXIS."""
+        return self.by_axis.reported(self.groups)
+
+    def _tables(self) -> list[Table]:
+        by_axis = Table.of("By axis", gather.BY_AXIS, self._axes, gather.AXIS_SHOWN, note=_partial(self.by_axis.rows), preview=8)
+        by_group = Table.of("By process group", gather.REPORTED, self._reported, gather.SHOWN, note=_partial(self.rows))
+        return [by_axis, by_group] if len(self._axes) < len(self.rows) else [replace(by_group, preview=8)]
 
     def _costliest(self) -> list[Finding]:
         rows = self.rows[self.rows["transfer_total_ns"] > 0]
@@ -144,6 +171,11 @@ class Collectives:
         )
 
 
+def _partial(rows: pd.DataFrame) -> str:
+    partial = int((~rows["complete"] & (rows["matched"] > 0)).sum())
+    return f"{partial} rows lack a rank: their transfer is an upper bound, their bandwidths lower bounds." if partial else ""
+
+
 def _reason(row: dict[Any, Any]) -> str | None:
     """Why a row has no bus bandwidth; None where it has one."""
     if not np.isnan(row["busbw_gb_s"]):
@@ -160,12 +192,15 @@ def _reason(row: dict[Any, Any]) -> str | None:
 def analyze(job: Job) -> Collectives:
     """Sum up the collectives of the job."""
     span = max((window.span[1] - window.span[0] for window in job.windows), default=0)
-    operations = job.operations
     keyed = gather.keys(job)
+    return Collectives(_summed(job, keyed), _summed(job, gather.by_axis(job, keyed)), list(job.groups.groups), span)
+
+
+def _summed(job: Job, keyed: gather.Keyed) -> Summed:
+    """The rows, the longest total first."""
     count = len(keyed.first)
-    length = operations["end_ns"].to_numpy() - operations["start_ns"].to_numpy()
-    duration = spread(keyed.key, length, count)
-    order = np.argsort(-duration.total, kind="stable")
+    length = job.operations["end_ns"].to_numpy() - job.operations["start_ns"].to_numpy()
+    order = np.argsort(-spread(keyed.key, length, count).total, kind="stable")
     index = np.empty(count, np.int64)
     index[order] = np.arange(count)
     key = index[keyed.key]
@@ -173,4 +208,6 @@ def analyze(job: Job) -> Collectives:
     transfer, complete, moved = gather.transfers(job, keyed, count)
     duration = spread(key, length, count)
     rows = gather.rows(job, keyed, duration, transfer, complete, moved)
-    return Collectives(rows, list(job.groups.groups), duration, transfer, gather.waits(job, key, count), span)
+    members = pd.DataFrame({"key": key, "group": job.operations["group"].to_numpy()})
+    groups = members[members["group"] >= 0].groupby("key")["group"].nunique().reindex(range(count), fill_value=0)
+    return Summed(rows, groups.to_numpy().astype(np.int64), duration, transfer, gather.waits(job, key, count))

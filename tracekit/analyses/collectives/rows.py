@@ -74,6 +74,16 @@ REPORTED = table(
     Column("complete", "bool", "", "seen on all ranks; if not, transfer is an upper bound and bandwidths are lower bounds", "", "complete"),
     Column("not_measured", "object", "", "why `busbw_gb_s` is `null`", "", "not_measured"),
 )
+#: The rows of all groups of one axis and size together.
+BY_AXIS = table(
+    "collectives_by_axis",
+    REPORTED.column("axis"),
+    Column("groups", "int64", "", "process groups summed up here", "Groups", "groups"),
+    Column("size", "int64", "", "ranks of each of them", "Ranks", "size", "the groups are not known"),
+    *(column for column in REPORTED.columns if column.name not in ("label", "group", "stream", "axis")),
+)
+AXIS_SHOWN = ("axis", "kind", "purpose", "dtype", "full_bytes", "groups", "size", "count", "duration_ns", "longest_ns", "transfer_ns",
+              "wait_ns", "algbw_gb_s", "busbw_gb_s", "matched_by")  # fmt: skip
 SHOWN = ("axis", "label", "kind", "purpose", "dtype", "full_bytes", "count", "duration_ns", "longest_ns", "transfer_ns", "wait_ns",
          "algbw_gb_s", "busbw_gb_s", "matched_by")  # fmt: skip
 
@@ -119,6 +129,20 @@ def keys(job: Job) -> Keyed:
     key = _distinct(coarse, shown)
     _, first = np.unique(key, return_index=True)
     return Keyed(key, first.astype(np.int64), full, folded[coarse[first]], np.where(folded[coarse[first]], sizes[coarse[first]], 1))
+
+
+def by_axis(job: Job, keyed: Keyed) -> Keyed:
+    """The same rows with those of one axis, group size and kind of call in one; groups that are not known stay together."""
+    head = job.operations.iloc[keyed.first]
+    group = head["group"].to_numpy().astype(np.int64)
+    size = np.array([job.groups[int(g)].size if g >= 0 else 0 for g in group], np.int64)
+    full = np.where(keyed.folded, NULL, keyed.full[keyed.first])
+    names = [codes(head[name])[0] for name in ("axis", "kind", "purpose", "dtype")]
+    coarse = _distinct(*names, size, full, keyed.folded.astype(np.int64))
+    _, first = np.unique(coarse, return_index=True)
+    most = np.zeros(len(first), np.int64)
+    np.maximum.at(most, coarse, keyed.sizes)
+    return Keyed(coarse[keyed.key], keyed.first[first], keyed.full, keyed.folded[first], most)
 
 
 def _distinct(*columns: Int64Array) -> Int64Array:

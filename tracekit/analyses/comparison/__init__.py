@@ -46,7 +46,7 @@ class Comparison:
         """Memory over one step, the comparison as a table, and the links."""
         charts = [t for t in (self.step, lines_table(self.lines), links_table(self.links, self.hardware)) if t is not None]
         lead = "What the analytical model says of this job, beside what it did."
-        return [Section("Predicted and measured", lead, tuple(charts))] if charts else []
+        return [Section("Predicted and measured", lead, tuple(charts), name="model")] if charts else []
 
     def json(self) -> dict[str, Any]:
         """``comparison`` and ``links``."""

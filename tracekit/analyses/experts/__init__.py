@@ -48,7 +48,7 @@ class Experts:
         by_rank, by_expert = [load.tokens_by_rank for load in self.loads], [load.tokens_by_expert for load in self.loads]
         charts = [chart for chart in (self._heatmap("rank", by_rank), self._heatmap("expert", by_expert)) if chart is not None]
         notes = [f"{note[0].upper()}{note[1:]}." for note in self.notes]
-        return [Section("Experts", " ".join([lead, *notes]), (*charts, Table.of("Layers", LAYERS, self._rows)))]
+        return [Section("Experts", " ".join([lead, *notes]), (*charts, Table.of("Layers", LAYERS, self._rows)), name="experts")]
 
     def json(self) -> dict[str, Any]:
         """``experts``: one entry a layer; null, with the reason, where none is known."""

@@ -76,14 +76,14 @@ class Memory:
         """Memory over time, the peak down to names, the peaks of all ranks side by side."""
         ranks = main_devices(self.rows)
         if not ranks:
-            return [Section("Memory", "Only the state at the end is known.", (_table(self.rows),))] if self.rows else []
+            return [Section("Memory", "Only the state at the end is known.", (_table(self.rows),), name="memory")] if self.rows else []
         highest = max(ranks, key=lambda row: row.memory.peak or 0)
         lead = f"Live memory of each rank by owner: {_SOURCES[highest.memory.source]}. Areas add up to what is allocated."
         charts: list[Chart] = [_area(row) for row in _shown(ranks) if row.memory.curve is not None]
         if len(ranks) > 1:
             charts.append(_peaks(ranks))
         charts += [_tree(highest), _owners(highest), _table(self.rows)]
-        return [Section("Memory", lead, tuple(charts)), *lifecycle_sections(highest)]
+        return [Section("Memory", lead, tuple(charts), name="memory"), *lifecycle_sections(highest)]
 
     def json(self) -> dict[str, Any]:
         """``memory``: one entry a rank and device; null, with the reason, where nothing was recorded."""

@@ -34,7 +34,7 @@ def lifecycle_sections(row: RankMemory) -> list[Section]:
     wanted = row.memory.peak_step if row.memory.peak_step is not None else found.spans[0].step
     step = [span for span in found.spans if span.step == wanted] or found.spans
     title = "Sharded units" if wanted is None else f"Sharded units in step {wanted}"
-    return [Section("Life of the sharded units", lead, (_spans(title, step), _table(found.spans)))]
+    return [Section("Life of the sharded units", lead, (_spans(title, step), _table(found.spans)), name="units")]
 
 
 def _spans(title: str, spans: list[UnitSpan]) -> Timeline:

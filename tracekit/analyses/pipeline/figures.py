@@ -34,7 +34,7 @@ def sections(summary: Summary, gaps: pd.DataFrame, runs: pd.DataFrame, stages: p
     headed = [column for column in STAGES.columns if column.heading]
     told = [column.name for column in headed if any(cell is not None for cell in column.plain(stages[column.name]))]
     charts.append(Table.of("Stages", STAGES, stages, told))
-    return [Section("Pipeline", lead, tuple(charts))]
+    return [Section("Pipeline", lead, tuple(charts), name="pipeline")]
 
 
 def _worst(runs: pd.DataFrame) -> int:
