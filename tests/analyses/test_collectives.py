@@ -188,9 +188,7 @@ def test_groups_of_one_axis_are_summed_up() -> None:
     for rank, trace in enumerate(traces):
         trace.step(1, 0, 1000)
         own = [0, 1] if rank < 2 else [2, 3]
-        trace.collective(
-            "allreduce", 100, 40 + rank, elements=100, seq=1, launch=20, group=f"{ranks[0]}", description="mesh_tp", ranks=ranks
-        )
+        trace.collective("allreduce", 100, 40 + rank, elements=100, seq=1, launch=20, group=str(own[0]), description="mesh_tp", ranks=own)
     found = collectives.analyze(job_of(*traces)).json()
     assert [row["count"] for row in found["collectives"]] == [1, 1]
     (row,) = found["collectives_by_axis"]
