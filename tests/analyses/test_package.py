@@ -44,6 +44,7 @@ def test_every_module_of_the_package_is_an_analysis_in_reading_order() -> None:
         "stragglers",
         "kernels",
         "memory",
+        "roofline",
         "operators",
         "comparison",
         "timeline",
@@ -56,6 +57,7 @@ def test_every_module_of_the_package_is_an_analysis_in_reading_order() -> None:
         "idle",
         "kernels",
         "memory",
+        "roofline",
         "operators",
         "pipeline",
         "step_classes",
@@ -86,7 +88,12 @@ def test_what_a_reducer_returns_can_be_sent_between_processes() -> None:
     trace.kernel("gemm", 10, 5, launch=1)
     for name, reducer in analyses.reducers().items():
         assert reducer(activity) is None, name
-        assert pickle.loads(pickle.dumps(reducer(activity_of(trace)))) is not None or name in ("operators", "memory", "pipeline")
+        assert pickle.loads(pickle.dumps(reducer(activity_of(trace)))) is not None or name in (
+            "roofline",
+            "operators",
+            "memory",
+            "pipeline",
+        )
 
 
 def test_only_the_wanted_analyses_run_and_a_wrong_name_is_said() -> None:
