@@ -24,6 +24,7 @@ COMMANDS = {
     "compare": "Say what changed between two runs, by how much, and why.",
     "baseline": "Keep what a run measured.",
     "check": "Hold a run against a baseline; fails when something got worse.",
+    "export": "Write one merged trace for Perfetto, or tables as CSV, Parquet or Excel.",
     "estimate": "Say what a model on a mesh would need and send, without running it.",
     "record": "Run a reference workload under the recorder.",
     "run": "Record some steps of a training program that stays as it is.",
