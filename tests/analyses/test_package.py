@@ -44,6 +44,7 @@ def test_every_module_of_the_package_is_an_analysis_in_reading_order() -> None:
         "stragglers",
         "kernels",
         "memory",
+        "module_time",
         "roofline",
         "operators",
         "comparison",
@@ -57,6 +58,7 @@ def test_every_module_of_the_package_is_an_analysis_in_reading_order() -> None:
         "idle",
         "kernels",
         "memory",
+        "module_time",
         "roofline",
         "operators",
         "pipeline",
@@ -89,7 +91,8 @@ def test_what_a_reducer_returns_can_be_sent_between_processes() -> None:
     for name, reducer in analyses.reducers().items():
         assert reducer(activity) is None, name
         assert pickle.loads(pickle.dumps(reducer(activity_of(trace)))) is not None or name in (
-            "roofline",
+            "module_time",
+        "roofline",
             "operators",
             "memory",
             "pipeline",
