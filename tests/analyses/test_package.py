@@ -92,7 +92,7 @@ def test_what_a_reducer_returns_can_be_sent_between_processes() -> None:
         assert reducer(activity) is None, name
         assert pickle.loads(pickle.dumps(reducer(activity_of(trace)))) is not None or name in (
             "module_time",
-        "roofline",
+            "roofline",
             "operators",
             "memory",
             "pipeline",
