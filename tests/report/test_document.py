@@ -21,6 +21,7 @@ def test_the_job() -> None:
         "missing_ranks": [],
         "backend": "nccl",
         "device": "NVIDIA H100 80GB HBM3",
+        "nodes": None,
         "steps": [10, 11],
         "mesh": {"axes": [{"name": "tp", "size": 2}], "source": "descriptions", "coordinates": {"0": [0], "1": [1]}},
         "clock": {"aligned": True, "offset_us": {"0": 0.0, "1": 812.0}, "residual_us": 1.2, "note": None},

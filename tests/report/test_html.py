@@ -149,9 +149,9 @@ def test_reports_of_one_folder_can_share_plotly() -> None:
 
 def test_summary_comes_first_then_findings_then_sections_then_coverage() -> None:
     ids = [attributes["id"] for tag, attributes in PLAIN.elements if tag in ("header", "section") and "id" in attributes]
-    assert ids == ["summary", "findings", "s0", "coverage"]
+    assert ids == ["summary", "findings", "chapter-1", "coverage"]
     links = [attributes["href"] for tag, attributes in PLAIN.elements if tag == "a"]
-    assert links == ["#main", "#summary", "#findings", "#s0", "#coverage"]
+    assert links[:5] == ["#main", "#summary", "#findings", "#chapter-1", "#coverage"]
 
 
 def test_rows_that_are_not_shown_are_in_the_data() -> None:

@@ -1,10 +1,11 @@
 import pytest
 
 from tests.report.example import Given, breakdown, job, with_means
+from tracekit.findings import Finding
 from tracekit.mesh.mesh import Mesh
 from tracekit.notes import text_note
 from tracekit.report.document import document
-from tracekit.report.overview import Fact, answer, facts, numbers, percent
+from tracekit.report.overview import Fact, answer, facts, first_step, numbers, percent
 from tracekit.trace.clock import Clock
 
 
@@ -48,6 +49,7 @@ def test_facts_of_a_whole_job() -> None:
         "Backend": "nccl",
         "Steps": "10–11",
         "Clocks": "one time line",
+        "Data": "2 files, read whole",
     }
     assert not any(fact.warns for fact in found.values())
 
@@ -77,3 +79,28 @@ def test_numbers(values: list[int], text: str) -> None:
 @pytest.mark.parametrize(("share", "text"), [(0.0, "0%"), (0.004, "<1%"), (0.256, "26%"), (1.0, "100%")])
 def test_percent(share: float, text: str) -> None:
     assert percent(share) == text
+
+
+def test_the_first_thing_to_do_is_the_first_finding_with_advice_that_costs_something() -> None:
+    findings = [
+        Finding("a", "info", "a remark", advice="read it"),
+        Finding("b", "info", "cheap", advice="win a little", weight_ns=5_000),
+    ]
+    found = first_step(document(job(), {"a": Given(findings)}))
+    assert found is not None
+    assert (found.text, found.advice, found.gain_us) == ("cheap", "win a little", 5.0)
+    assert first_step(document(job(), {"a": Given(findings[:1])})) is None
+
+
+def test_a_snapshot_alone_leads_with_its_peak() -> None:
+    row = {
+        "rank": 3,
+        "device": "cuda:3",
+        "peak_bytes": 60_000_000_000,
+        "reserved_peak_bytes": 70_000_000_000,
+        "categories": {"activations": 45e9},
+    }
+    found = document(job(), {"memory": Given(json={"memory": [row]})})
+    assert answer(found).sentence == "Memory peaks at 60 GB on rank 3 (cuda:3), 75% of it activations."
+    fact = {fact.label: fact for fact in facts(found)}["Memory peak"]
+    assert (fact.value, fact.detail) == ("60 GB", "rank 3 (cuda:3); 10 GB of 80 GB were never reserved")

@@ -110,6 +110,7 @@ def _job(job: Job) -> dict[str, Any]:
         "missing_ranks": job.missing_ranks,
         "backend": job.backend or None,
         "device": job.device or None,
+        "nodes": _nodes(job),
         "steps": job.steps,
         "mesh": {
             "axes": [{"name": axis.name, "size": axis.size} for axis in mesh.axes],
@@ -124,6 +125,12 @@ def _job(job: Job) -> dict[str, Any]:
         },
         "time_zero_unix_ns": time_zero(job),
     }
+
+
+def _nodes(job: Job) -> int | None:
+    """Hosts of the ranks that were read; None where a file does not name its host."""
+    hosts = {window.identity.host for window in job.windows}
+    return len(hosts) if hosts and all(hosts) else None
 
 
 def _coverage(entry: Coverage) -> dict[str, Any]:

@@ -31,20 +31,33 @@ def write(path: str | os.PathLike[str], results: Mapping[str, Result], document:
 
 
 def _parts(results: Mapping[str, Result], document: Mapping[str, Any], plotly_js: str) -> Iterable[bytes]:
-    sections = [section for result in results.values() for section in result.sections()]
-    content = {**_head(document), "sections": _chapters(sections), "coverage": _coverage(document)}
+    sections = [(analysis, section) for analysis, result in results.items() for section in result.sections()]
+    chapters = _chapters([section for _, section in sections])
+    places: dict[str, str] = {"coverage": "coverage"}
+    for (analysis, _), chapter in zip(sections, chapters, strict=True):
+        places.setdefault(analysis, chapter["id"])
+    content = {**_head(document, places), "sections": chapters, "coverage": _coverage(document)}
     return drawn_page("report.html", content, _SCRIPTS, plotly_js)
 
 
-def _head(document: Mapping[str, Any]) -> dict[str, Any]:
+def _head(document: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, Any]:
     folder = coverage.common_folder([entry["file"] for entry in document["coverage"]])
     return {
         "name": visible(folder.rstrip("/").rpartition("/")[2])[:120],
         "version": document["tracekit_version"],
         "answer": overview.answer(document),
         "facts": overview.facts(document),
-        "findings": document["findings"],
+        "folder": visible(folder),
+        "first": overview.first_step(document),
+        "findings": [_evidence(finding, places) for finding in document["findings"]],
     }
+
+
+def _evidence(finding: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, Any]:
+    """A finding with the chapter that shows it (the one of its analysis), and the one rank that it is about."""
+    ranks = (finding.get("subject") or {}).get("ranks") or []
+    shown = {"place": places.get(finding["id"].partition(".")[0], ""), "rank": ranks[0] if len(ranks) == 1 else None}
+    return {**finding, **shown, "gain_us": overview.gain_of(finding)}
 
 
 def _coverage(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,15 +70,14 @@ def _coverage(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _chapters(sections: Sequence[Section]) -> list[dict[str, Any]]:
-    return [
-        {
-            "id": f"s{number}",
-            "title": section.title,
-            "lead": section.lead,
-            "blocks": [_block(chart, f"c{number}-{index}") for index, chart in enumerate(section.charts)],
-        }
-        for number, section in enumerate(sections)
-    ]
+    result: list[dict[str, Any]] = []
+    for number, section in enumerate(sections, 1):
+        name = section.name or f"chapter-{number}"
+        if name in (chapter["id"] for chapter in result):
+            name = f"{name}-{number}"
+        blocks = [_block(chart, f"{name}-{index}") for index, chart in enumerate(section.charts, 1)]
+        result.append({"id": name, "title": section.title, "lead": section.lead, "blocks": blocks})
+    return result
 
 
 def _block(chart: Chart, key: str) -> dict[str, Any]:

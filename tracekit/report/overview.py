@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
-from tracekit.units import NS_PER_US, format_ns
+from tracekit.estimate.hardware import hardware_of
+from tracekit.units import NS_PER_S, NS_PER_US, format_bytes, format_ns
 
 #: Parts of a step: key in ``breakdown``, name for a reader, role (its colour everywhere). Together they are the whole step.
 PARTS = (
@@ -19,6 +21,8 @@ PARTS = (
 SUSPICION = "breakdown.communication_not_recognised"
 
 
+#: 2015 and 2100: times outside are no times of day.
+_FIRST_DAY, _LAST_DAY = 1_420_070_400 * NS_PER_S, 4_102_444_800 * NS_PER_S
 ONE_TIME_LINE = "one time line"
 
 
@@ -46,7 +50,7 @@ def answer(document: Mapping[str, Any]) -> Answer:
     """The one-line answer, from ``mean_step``."""
     mean = next(iter(document.get("mean_step") or []), None)
     if mean is None or not mean["step_us"] or not mean["steps"]:
-        return Answer("No step could be broken down: see coverage for the reason.", None, (), None)
+        return Answer(_peak_alone(document) or "No step could be broken down: see coverage for the reason.", None, (), None)
     step = mean["step_us"]
     parts = [Part(name, role, mean[key], mean[key] / step) for key, name, role in PARTS]
     what = "A step takes" if any(row["step"] is not None for row in document["breakdown"]) else "The recorded window takes"
@@ -57,6 +61,49 @@ def answer(document: Mapping[str, Any]) -> Answer:
     shares = f" How it divides is not known: {suspicion}" if suspicion else f": {shares}." if shares else ""
     sentence = f"{what} {format_us(step)}{average}" + (f".{shares}" if suspicion else shares or ".")
     return Answer(sentence, step, tuple(parts), mean["hidden_comm_us"])
+
+
+def _peak_alone(document: Mapping[str, Any]) -> str:
+    """The answer where there is memory and no step; empty where there is neither."""
+    row = highest_peak(document)
+    if row is None:
+        return ""
+    name, most = max((row["categories"] or {"": 0}).items(), key=lambda item: item[1])
+    share = f", {percent(most / row['peak_bytes'])} of it {name.replace('_', ' ')}" if most else ""
+    return f"Memory peaks at {format_bytes(row['peak_bytes'])} on {_device(row)}{share}."
+
+
+def highest_peak(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The row of ``memory`` with the highest peak."""
+    return max((row for row in document.get("memory") or [] if row["peak_bytes"]), key=lambda row: row["peak_bytes"], default=None)
+
+
+def _device(row: Mapping[str, Any]) -> str:
+    return f"rank {row['rank']} ({row['device']})" if row["device"] else f"rank {row['rank']}"
+
+
+@dataclass(frozen=True)
+class FirstStep:
+    """The one thing to do first. ``gain_us``: what a step would win, None where nothing can be said; ``index`` of the finding."""
+
+    text: str
+    advice: str
+    gain_us: float | None
+    index: int
+
+
+def gain_of(finding: Mapping[str, Any]) -> float | None:
+    """What a step would win without this finding [us]; None where no time can be named."""
+    gain: float | None = finding["gain_us"] if "gain_us" in finding else finding["weight_us"]
+    return gain or None
+
+
+def first_step(document: Mapping[str, Any]) -> FirstStep | None:
+    """The first finding that comes with advice, and is no mere remark; None where there is none."""
+    for index, finding in enumerate(document["findings"]):
+        if finding["advice"] and (finding["severity"] != "info" or gain_of(finding)):
+            return FirstStep(finding["text"], finding["advice"], gain_of(finding), index)
+    return None
 
 
 @dataclass(frozen=True)
@@ -72,7 +119,17 @@ class Fact:
 def facts(document: Mapping[str, Any]) -> list[Fact]:
     """What kind of job this was."""
     job = document["job"]
-    return [_world(job), *_missing(job), _mesh(job["mesh"]), *_hardware(job), _steps(document), _clock(job["clock"])]
+    hardware = [*_nodes(job), *_hardware(job), *_memory(document)]
+    return [
+        _world(job),
+        *_missing(job),
+        _mesh(job["mesh"]),
+        *hardware,
+        _steps(document),
+        _clock(job["clock"]),
+        _data(document),
+        *_when(job),
+    ]
 
 
 def _world(job: Mapping[str, Any]) -> Fact:
@@ -106,6 +163,44 @@ def mesh_text(mesh: Mapping[str, Any]) -> str:
 def _hardware(job: Mapping[str, Any]) -> list[Fact]:
     known = [("Device", job["device"]), ("Backend", job["backend"])]
     return [Fact(label, value) for label, value in known if value]
+
+
+def _nodes(job: Mapping[str, Any]) -> list[Fact]:
+    count = job.get("nodes")
+    return [Fact("Nodes", str(count), f"{len(job['ranks']) / count:.3g} ranks on each that were read")] if count else []
+
+
+def _memory(document: Mapping[str, Any]) -> list[Fact]:
+    """The highest peak, and what the device has left beside it where its size is known by its name."""
+    row = highest_peak(document)
+    if row is None:
+        return []
+    device = hardware_of(document["job"]["device"] or "")
+    reserved = max((r["reserved_peak_bytes"] or r["peak_bytes"] for r in document["memory"] if r["peak_bytes"]), default=0)
+    detail = f"{_device(row)}; "
+    if device is None:
+        return [Fact("Memory peak", format_bytes(row["peak_bytes"]), detail + "how much the device has is not known")]
+    left = device.memory_bytes - reserved
+    detail += f"{format_bytes(max(left, 0))} of {format_bytes(device.memory_bytes)} were never reserved"
+    return [Fact("Memory peak", format_bytes(row["peak_bytes"]), detail, warns=left < 0.05 * device.memory_bytes)]
+
+
+def _data(document: Mapping[str, Any]) -> Fact:
+    """How much of what should be there was read."""
+    entries = document["coverage"]
+    partly = [entry for entry in entries if entry["status"] != "complete"]
+    files = f"{len(entries)} file" + ("" if len(entries) == 1 else "s")
+    if partly:
+        return Fact("Data", f"{len(partly)} of {files} not whole", "see Coverage for what that means", warns=True)
+    return Fact("Data", f"{files}, read whole", "" if not document["job"]["missing_ranks"] else "ranks are missing")
+
+
+def _when(job: Mapping[str, Any]) -> list[Fact]:
+    """When the recording began; nothing where its clock is none."""
+    ns = job.get("time_zero_unix_ns")
+    if ns is None or not _FIRST_DAY <= ns < _LAST_DAY:
+        return []
+    return [Fact("Recorded", f"{datetime.fromtimestamp(ns // NS_PER_S, UTC):%Y-%m-%d %H:%M} UTC", "start of the first window")]
 
 
 def _steps(document: Mapping[str, Any]) -> Fact:

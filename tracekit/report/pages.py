@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from tracekit.errors import TracekitError
 from tracekit.findings import Chart, Table
 from tracekit.report import overview, palette
 from tracekit.report.document import encode
+from tracekit.report.glossary import explained
+from tracekit.report.named import named
 from tracekit.report.tables import table_data
-from tracekit.report.text import pieces, script_json, visible
+from tracekit.report.text import script_json, visible
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _PLOTLY_MARK = b"<!--plotly-->"
@@ -29,6 +31,7 @@ def template(name: str) -> jinja2.Template:
         loader=jinja2.FileSystemLoader(_TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["named"] = named
+    environment.filters["explained"] = explained
     environment.filters["visible"] = visible
     environment.filters["quantity"] = overview.format_us
     environment.filters["percent"] = overview.percent
@@ -62,16 +65,6 @@ def drawn_page(name: str, content: Mapping[str, Any], scripts: Iterable[str], pl
     if plotly_js == "inline":
         return [before, b"<script>", plotly_source(), b"</script>", after]
     return [before, after]
-
-
-def named(text: str) -> Markup:
-    """Text of the trace as HTML: escaped, with characters that would act shown by their code (see ``.ctl`` in the style sheet)."""
-    parts = pieces(text)
-    if len(parts) == 1 and not parts[0][1]:
-        return escape(text)
-    return Markup("").join(
-        Markup('<span class="ctl" data-code="{}">{}</span>').format(code, part) if code else escape(part) for part, code in parts
-    )
 
 
 def figure_block(chart: Chart, key: str, drawn: dict[str, Any] | None) -> dict[str, Any]:

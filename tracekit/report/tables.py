@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -40,6 +40,7 @@ class ColumnData:
     grouped: bool = False
     missing: str = ""
     long: bool = False
+    meaning: str = ""
 
     def shown(self, row: int) -> str:
         """The cell as a reader sees it."""
@@ -91,7 +92,10 @@ def table_data(table: Table, max_rows: int = MAX_ROWS) -> TableData:
     """The first ``max_rows`` rows of the columns that the table names."""
     frame = table.frame
     kept = frame.iloc[:max_rows]
-    columns = [_column(kept[name], heading, table.missing.get(name, "")) for name, heading in table.columns.items()]
+    columns = [
+        replace(_column(kept[name], heading, table.missing.get(name, "")), meaning=table.meanings.get(name, ""))
+        for name, heading in table.columns.items()
+    ]
     return TableData(columns, len(kept), len(frame))
 
 

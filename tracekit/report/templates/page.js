@@ -53,6 +53,30 @@ const tracekit = (() => {
     window.addEventListener("afterprint", () => { document.documentElement.classList.remove("paper"); redraw(); });
   };
 
+  // Charts are drawn late and change the height of what is above a target: stay with it until the reader moves or all is still.
+  function land(id) {
+    const target = id && document.getElementById(id);
+    if (!target) return;
+    const folded = target.closest("details");
+    if (folded) folded.open = true;
+    let watching = true;
+    const go = () => { if (watching) target.scrollIntoView({ behavior: "instant", block: "start" }); };
+    const watcher = new ResizeObserver(go), stop = () => { watching = false; watcher.disconnect(); };
+    for (const kind of ["wheel", "touchstart", "keydown", "pointerdown"]) window.addEventListener(kind, stop, { once: true, passive: true });
+    watcher.observe(document.querySelector("main"));
+    setTimeout(stop, 3000);
+    go();
+  }
+  window.addEventListener("hashchange", () => land(decodeURIComponent(location.hash.slice(1))));
+  window.addEventListener("load", () => land(decodeURIComponent(location.hash.slice(1))));
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest("a[href^='#']");
+    if (!link) return;
+    const id = link.hash.slice(1);
+    if (link.dataset.rank !== undefined) document.dispatchEvent(new CustomEvent("tracekit:rank", { detail: { id, rank: Number(link.dataset.rank) } }));
+    if (location.hash === link.hash) land(id);
+  });
+
   const links = new Map([...document.querySelectorAll("nav li a")].map((link) => [link.hash.slice(1), link]));
   const inView = new Set();
   const spy = new IntersectionObserver((entries) => {

@@ -3,7 +3,7 @@
 for (const block of document.querySelectorAll(".block.table")) {
   const body = block.querySelector("tbody");
   if (!body) continue;
-  let table = null, order = null, all = false, sorted = -1, descending = false, words = [];
+  let table = null, order = null, all = false, sorted = -1, descending = false, words = [], lit = () => false;
   const count = block.querySelector("[data-count]"), more = block.querySelector("[data-all]");
 
   const load = () => {
@@ -65,6 +65,7 @@ for (const block of document.querySelectorAll(".block.table")) {
     const shown = all ? rows : rows.slice(0, table.first);
     body.replaceChildren(...shown.map((row) => {
       const line = document.createElement("tr");
+      line.classList.toggle("lit", lit(row));
       line.append(...table.columns.map((column) => cell(column, column.values[row])));
       return line;
     }));
@@ -72,6 +73,17 @@ for (const block of document.querySelectorAll(".block.table")) {
     count.textContent = part + rows.length + (rows.length === 1 ? " row" : " rows") + (words.length ? (rows.length === 1 ? " that matches, " : " that match, ") + table.size + " in all" : "");
     if (more) { more.hidden = rows.length <= table.first; more.textContent = all ? "Show fewer" : "Show all " + rows.length; }
   }
+
+  // A link to this chapter that is about one rank: its rows are shown and marked.
+  document.addEventListener("tracekit:rank", (event) => {
+    if (block.closest("section")?.id !== event.detail.id) return;
+    load();
+    const column = table.columns.find((each) => each.title === "Rank");
+    if (!column) return;
+    lit = (row) => column.values[row] === event.detail.rank;
+    if (order.findIndex(lit) >= table.first) all = true;
+    draw();
+  });
 
   for (const button of block.querySelectorAll("[data-sort]")) {
     button.addEventListener("click", () => {

@@ -4,9 +4,9 @@ for (const block of document.querySelectorAll(".block.timeline")) {
   const stage = block.querySelector("[data-stage]");
   if (!stage) continue;
   const view = stage.querySelector("[data-view]"), map = stage.querySelector("[data-map]"), tip = stage.querySelector("[data-tip]");
-  const RULER = 22, MAP = 40, HEAD = 17, TALL = 1000;
+  const RULER = 22, MAP = 40, HEAD = 17, TALL = 2400;
   let spans = null, lanes = [], groups = [], colors = [], theme = {}, names = [], hiddenKinds = new Set(), found = null;
-  let from = 0, to = 1, last = 1, width = 0, height = 0, gutter = 110, rowHeight = 14, hovered = -1, picked = -1, band = null, pending = false;
+  let from = 0, to = 1, last = 1, width = 0, height = 0, gutter = 110, rowHeight = 14, hovered = -1, picked = -1, band = null, pending = false, inputs = [];
 
   // ---- data -------------------------------------------------------------------------------------------------------------
   function typed(text, Type) {
@@ -67,7 +67,7 @@ for (const block of document.querySelectorAll(".block.timeline")) {
     width = stage.clientWidth;
     gutter = width < 620 ? 74 : 136;
     const shown = shownGroups(), rows = shown.reduce((sum, group) => sum + group.lanes.reduce((n, lane) => n + lane.rows, 0), 0);
-    rowHeight = Math.max(4, Math.min(15, Math.floor((TALL - shown.length * HEAD) / Math.max(1, rows))));
+    rowHeight = Math.max(8, Math.min(15, Math.floor((TALL - shown.length * HEAD) / Math.max(1, rows))));
     let y = RULER;
     for (const group of shown) {
       group.y = y;
@@ -347,6 +347,85 @@ for (const block of document.querySelectorAll(".block.timeline")) {
     if (act && !event.ctrlKey && !event.metaKey && !event.altKey) { event.preventDefault(); act(); }
   });
 
+  // ---- finding and taking away ------------------------------------------------------------------------------------------
+  // Spans whose name was looked for, of what is shown, by their start.
+  function hits() {
+    if (!found) return [];
+    const result = [];
+    for (const group of shownGroups()) for (const lane of group.lanes) for (let i = lane.first; i < lane.end; i++) {
+      if (found.has(spans.name[i]) && !hiddenKinds.has(spans.category[i])) result.push(i);
+    }
+    return result.sort((a, b) => spans.start[a] - spans.start[b] || a - b);
+  }
+
+  function count() {
+    const all = hits(), at = all.indexOf(picked);
+    block.querySelector("[data-hits]").textContent = !found ? "" : at < 0 ? all.length + " found" : `${at + 1} of ${all.length}`;
+  }
+
+  function next(step) {
+    const all = hits();
+    if (!all.length) return;
+    const at = all.indexOf(picked);
+    const first = step > 0 ? all.findIndex((i) => spans.start[i] >= from) : all.findLastIndex((i) => spans.start[i] <= to);
+    const wanted = at >= 0 ? (at + step + all.length) % all.length : Math.max(0, first);
+    picked = all[wanted];
+    const start = spans.start[picked], end = start + spans.duration[picked];
+    if (start < from || end > to) { const half = Math.max((to - from) / 2, spans.duration[picked] * 0.6); show((start + end) / 2 - half, (start + end) / 2 + half); }
+    describe(block.querySelector("[data-picked]"), picked);
+    count();
+    redraw();
+  }
+
+  function choose(wanted) {
+    if (!groups.some(wanted)) return;
+    groups.forEach((group, i) => { group.shown = wanted(group); if (inputs[i]) inputs[i].checked = group.shown; });
+    count();
+    relayout();
+  }
+
+  // "0, 8-15" as a set; null for anything else.
+  function chosen(text) {
+    const ranks = new Set();
+    for (const part of text.split(",")) {
+      const range = /^\s*(\d{1,7})(?:\s*[-–]\s*(\d{1,7}))?\s*$/.exec(part);
+      if (!range) return null;
+      const high = Number(range[2] ?? range[1]);
+      for (let rank = Number(range[1]); rank <= Math.min(high, Number(range[1]) + 100000); rank++) ranks.add(rank);
+    }
+    return ranks;
+  }
+
+  function save(blob, name) {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(blob);
+    link.download = name;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  }
+
+  function picture() {
+    const whole = document.createElement("canvas"), pen = whole.getContext("2d");
+    whole.width = view.width;
+    whole.height = view.height;
+    pen.fillStyle = theme.sheet;
+    pen.fillRect(0, 0, whole.width, whole.height);
+    pen.drawImage(view, 0, 0);
+    whole.toBlob((blob) => save(blob, "timeline.png"));
+  }
+
+  function listing() {
+    const rows = ["group,lane,name,kind,start_us,duration_us"];
+    // Quoted; a first character that a spreadsheet would run is shielded.
+    const cell = (text) => '"' + String(text).replace(/^[=+\-@\t\r]/, "'$&").replaceAll('"', '""') + '"';
+    for (const group of shownGroups()) for (const lane of group.lanes) for (let i = firstAt(lane, from); i < lane.end && spans.start[i] <= to; i++) {
+      if (hiddenKinds.has(spans.category[i]) || spans.start[i] + spans.duration[i] < from) continue;
+      const words = [group.name, lane.label, names[spans.name[i]], spans.categories[spans.category[i]].name].map(cell);
+      rows.push([...words, spans.start[i], spans.duration[i]].join(","));
+    }
+    save(new Blob([rows.join("\n") + "\n"], { type: "text/csv" }), "timeline.csv");
+  }
+
   // ---- choosing what is shown -------------------------------------------------------------------------------------------
   function controls() {
     const legend = block.querySelector("[data-legend]"), boxes = block.querySelector("[data-groups]");
@@ -369,7 +448,7 @@ for (const block of document.querySelectorAll(".block.timeline")) {
       legend.append(button);
     });
     if (groups.length < 2) boxes.remove();
-    const inputs = groups.map((group) => {
+    inputs = groups.map((group) => {
       const label = document.createElement("label"), box = document.createElement("input"), text = document.createElement("span");
       box.type = "checkbox";
       box.checked = group.shown;
@@ -386,11 +465,28 @@ for (const block of document.querySelectorAll(".block.timeline")) {
       button.addEventListener("click", () => { groups.forEach((group, i) => { group.shown = inputs[i].checked = checked; }); relayout(); });
       boxes.append(button);
     }
-    block.querySelector("[data-find]").addEventListener("input", (event) => {
-      const wanted = event.target.value.trim().toLowerCase();
+    const find = block.querySelector("[data-find]");
+    find.addEventListener("input", () => {
+      const wanted = find.value.trim().toLowerCase();
       found = wanted ? new Set(names.flatMap((name, index) => (name.toLowerCase().includes(wanted) ? [index] : []))) : null;
+      picked = -1;
+      count();
       redraw();
     });
+    find.addEventListener("keydown", (event) => { if (event.key === "Enter") { event.preventDefault(); next(event.shiftKey ? -1 : 1); } });
+    block.querySelector("[data-next]").addEventListener("click", () => next(1));
+    block.querySelector("[data-previous]").addEventListener("click", () => next(-1));
+    block.querySelector("[data-ranks]").addEventListener("change", (event) => {
+      const wanted = chosen(event.target.value);
+      event.target.setAttribute("aria-invalid", String(wanted === null));
+      if (wanted) choose((group) => wanted.has(Number(group.name.replace(/\D+/g, ""))));
+    });
+    if (groups.length < 2) block.querySelector("[data-ranks]").closest("label").remove();
+    document.addEventListener("tracekit:rank", (event) => {
+      if (block.closest("section").id === event.detail.id) choose((group) => group.name === "rank " + event.detail.rank);
+    });
+    block.querySelector("[data-save]").addEventListener("click", picture);
+    block.querySelector("[data-rows]").addEventListener("click", listing);
     const zooms = { in: keys.w, out: keys.s, fit: keys[0] };
     for (const button of block.querySelectorAll("[data-zoom]")) button.addEventListener("click", zooms[button.dataset.zoom]);
   }
