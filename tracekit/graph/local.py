@@ -1,0 +1,181 @@
+"""What one window gives to the graph: its device work as flat columns in the order in which the host called for it, and what waits for what.
+
+A node is a kernel, a copy, or a rank's part of a communication; on CPU jobs an operator or a piece of a backend's communication. Only
+whole steps are kept, from the first on, as many as KEPT nodes hold.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracekit.graph.edges import Edges, find_edges
+from tracekit.graph.nodes import NOT_TOLD, NOT_WAITED_FOR, WAITED_FOR, nodes_of
+from tracekit.job.activity import Activity, Work
+from tracekit.job.operations import RECORDS
+from tracekit.trace import correlate
+from tracekit.trace.events import BoolArray, Category, Int8Array, Int32Array, Int64Array
+from tracekit.trace.steps import PHASE_NAMES
+from tracekit.units import NULL
+
+KEPT = 150_000
+#: What a pipeline's ranges say of the work inside them: stage, kind and micro-batch; of a message also that it is one.
+_PIECE = re.compile(r"PP:(\d{1,6})(SEND_|RECV_)?([FBIW])(\d{1,6})")
+PIECE_KINDS = "FBIW"
+NO_PIECE = -1
+_LONGEST_NAME = 200
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """Nodes of one window in the order of their calls (without calls: of their starts); one entry a node unless said otherwise.
+
+    ``step`` indexes ``numbers`` (NULL: the trace marks no steps); ``piece`` is ``((stage * 4 + kind) * 10**6 + micro_batch)`` of the
+    pipeline's range around the call, NO_PIECE elsewhere; ``operation`` is the row of the window's operations, -1 for no communication.
+    ``synced``: the trace records which stream waits for which.
+    """
+
+    start: Int64Array
+    end: Int64Array
+    returned: Int64Array  # when the call that launched it returned (the node's start, where that was earlier); NULL unknown
+    stream: Int32Array  # a number for each stream of each device
+    work: Int8Array  # Work
+    name: Int32Array  # into names
+    phase: Int8Array  # into PHASE_NAMES
+    step: Int32Array
+    piece: Int64Array
+    operation: Int32Array
+    edges: Edges
+    numbers: Int64Array
+    names: list[str]
+    on_cpu: bool
+    synced: bool
+    kept_steps: int
+    all_steps: int
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+def reduce_window(activity: Activity) -> LocalWork | None:
+    """The graph's part of one window; None where no device worked in a step."""
+    device = activity.device
+    step = np.where(device.launch_step >= 0, device.launch_step, device.step).astype(np.int64)
+    marked = len(activity.steps) > 0
+    if not marked:
+        if activity.steps.source != "none":
+            return None
+        step = np.zeros(len(device), np.int64)
+    rows = np.flatnonzero(step >= 0)
+    if not len(rows):
+        return None
+    rows, kept, count = _within_budget(rows, step)
+    launch = device.launch_ts[rows]
+    rows = rows[np.lexsort((device.start[rows], np.where(launch == NULL, device.start[rows], launch)))]
+    names, name = np.unique(device.name[rows], return_inverse=True)
+    piece = _pieces(activity, rows)
+    lane = np.stack([device.device[rows], device.stream[rows]])
+    stream = np.unique(lane, axis=1, return_inverse=True)[1].reshape(-1).astype(np.int32)
+    told = _told(activity, rows)
+    edges, synced = find_edges(activity.tables, nodes_of(activity, rows, stream, step[rows], told, piece))
+    return LocalWork(
+        start=device.start[rows],
+        end=device.end[rows],
+        returned=_returned(activity, rows),
+        stream=stream,
+        work=device.work[rows],
+        name=name.reshape(-1).astype(np.int32),
+        phase=_phases(activity, rows),
+        step=step[rows].astype(np.int32),
+        piece=piece,
+        operation=device.operation[rows].astype(np.int32),
+        edges=edges,
+        numbers=activity.steps.number if marked else np.array([NULL], np.int64),
+        names=[activity.tables.text(int(code))[:_LONGEST_NAME] for code in names],
+        on_cpu=activity.on_cpu,
+        synced=synced,
+        kept_steps=kept,
+        all_steps=count,
+    )
+
+
+def _within_budget(rows: Int64Array, step: Int64Array) -> tuple[Int64Array, int, int]:
+    """(the rows of the steps that KEPT allows, how many steps these are, of how many)."""
+    size = np.bincount(step[rows])
+    present = np.flatnonzero(size)
+    fits = np.cumsum(size[present]) <= KEPT
+    fits[0] = True
+    kept = present[fits]
+    return rows[np.isin(step[rows], kept)], len(kept), len(present)
+
+
+def _returned(activity: Activity, rows: Int64Array) -> Int64Array:
+    """When each launching call returned, or the node's start where that is earlier: from then on the host holds nothing back."""
+    device, tables = activity.device, activity.tables
+    launch = device.launch_row[rows]
+    known = launch >= 0
+    result = np.full(len(rows), NULL, np.int64)
+    end = tables.ts[launch[known]] + np.maximum(tables.dur[launch[known]], 0)
+    result[known] = np.maximum(np.minimum(end, device.start[rows][known]), tables.ts[launch[known]])
+    return result
+
+
+def _phases(activity: Activity, rows: Int64Array) -> Int8Array:
+    """Phase of each node by its call; on CPU jobs by its start."""
+    launch = activity.device.launch_ts[rows]
+    at = activity.device.start[rows] if activity.on_cpu else np.where(launch == NULL, 0, launch)
+    return np.where((launch == NULL) & (not activity.on_cpu), 0, activity.phases.at(at)).astype(np.int8)
+
+
+def _pieces(activity: Activity, rows: Int64Array) -> Int64Array:
+    """The pipeline's range around each call, as LocalWork.piece has it."""
+    tables, device = activity.tables, activity.device
+    ranges = tables.rows(Category.USER_ANNOTATION, Category.OPERATOR)
+    ranges = ranges[tables.each_text(tables.name[ranges], lambda text: piece_of(text) >= 0)]
+    result = np.full(len(rows), NO_PIECE, np.int64)
+    if not len(ranges):
+        return result
+    anchor = np.where(device.launch_row[rows] >= 0, device.launch_row[rows], device.row[rows] if activity.on_cpu else -1)
+    known = anchor >= 0
+    inner, inverse = np.unique(anchor[known], return_inverse=True)
+    around = correlate.enclosing(tables, inner, ranges)[inverse.reshape(-1)]
+    code = tables.each_text(tables.name[np.maximum(around, 0)], piece_of, np.int64)
+    result[known] = np.where(around >= 0, code, NO_PIECE)
+    return result
+
+
+def piece_of(text: str) -> int:
+    """The number of a pipeline's range (of a message: that of the work it is for); NO_PIECE for any other text."""
+    found = _PIECE.fullmatch(text)
+    return (int(found[1]) * 4 + PIECE_KINDS.index(found[3])) * 10**6 + int(found[4]) if found else NO_PIECE
+
+
+def _told(activity: Activity, rows: Int64Array) -> Int8Array:
+    """What the record of each communication says: whether its caller waits for it."""
+    tables, device = activity.tables, activity.device
+    told = np.zeros(len(rows), np.int8)
+    side = tables.side["communication"]
+    comm = np.flatnonzero((device.work[rows] == Work.COMMUNICATION) & (device.launch_row[rows] >= 0))
+    if not len(comm) or not len(side):
+        return told
+    records = tables.rows(Category.OPERATOR, Category.USER_ANNOTATION)
+    records = records[tables.each_text(tables.name[records], lambda text: text in RECORDS)]
+    records = records[side.at(records) >= 0]
+    inner, inverse = np.unique(device.launch_row[rows[comm]], return_inverse=True)
+    record = correlate.enclosing(tables, inner, records)[inverse.reshape(-1)]
+    at = np.where(record >= 0, side.at(np.maximum(record, 0)), -1)
+    text = np.where(at >= 0, side.columns["Is asynchronized op"][np.maximum(at, 0)], 0)
+    answers = {"true": NOT_WAITED_FOR, "false": WAITED_FOR, "1": NOT_WAITED_FOR, "0": WAITED_FOR}
+    told[comm] = tables.each_text(text, lambda word: answers.get(word.lower(), NOT_TOLD), np.int8)
+    return told
+
+
+def communicates(work: Int8Array) -> BoolArray:
+    """Which nodes are communication."""
+    found: BoolArray = work == Work.COMMUNICATION
+    return found
+
+
+__all__ = ["NO_PIECE", "PHASE_NAMES", "LocalWork", "communicates", "piece_of", "reduce_window"]

@@ -1,0 +1,70 @@
+"""The nodes of one window while their edges are sought."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekit.job.activity import Activity, Work
+from tracekit.trace.events import BoolArray, Int8Array, Int32Array, Int64Array
+from tracekit.units import NULL
+
+Words = npt.NDArray[np.object_]
+#: Whether the next work of the calling stream waits for a communication, as its record says.
+NOT_TOLD, WAITED_FOR, NOT_WAITED_FOR = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Pieces of device work in the order of their calls, one entry a node."""
+
+    start: Int64Array
+    end: Int64Array
+    launch: Int64Array  # NULL unknown
+    stream: Int32Array  # a number for each stream of each device
+    raw_stream: Int64Array  # as the trace has it
+    thread: Int32Array  # host lane of the launch; -1 unknown
+    comm: BoolArray
+    kind: Words  # kind of the communication; '' for other work
+    context: Words  # innermost annotation around a communication's call
+    told: Int8Array  # NOT_TOLD, ...
+    piece: Int64Array  # local.piece_of the range around the call; NO_PIECE
+    step: Int64Array
+    on_cpu: bool
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @property
+    def called(self) -> Int64Array:
+        """When the host called for each node; its start where no call is recorded."""
+        return np.where(self.launch == NULL, self.start, self.launch)
+
+
+def nodes_of(activity: Activity, rows: Int64Array, stream: Int32Array, step: Int64Array, told: Int8Array, piece: Int64Array) -> Nodes:
+    """Nodes of these rows of the device work."""
+    device = activity.device
+    comm = device.work[rows] == Work.COMMUNICATION
+    launch = device.launch_row[rows]
+
+    def words(column: str) -> Words:
+        values = np.array(activity.operations[column], dtype=object)
+        return np.where(comm, values[np.maximum(device.operation[rows], 0)], "") if len(values) else np.full(len(rows), "", dtype=object)
+
+    return Nodes(
+        start=device.start[rows],
+        end=device.end[rows],
+        launch=device.launch_ts[rows],
+        stream=stream,
+        raw_stream=device.stream[rows].astype(np.int64),
+        thread=np.where(launch >= 0, activity.tables.lane[np.maximum(launch, 0)], -1).astype(np.int32),
+        comm=comm,
+        kind=words("kind"),
+        context=words("context"),
+        told=told,
+        piece=piece,
+        step=step,
+        on_cpu=activity.on_cpu,
+    )
