@@ -58,7 +58,9 @@ class StepGraph:
     host_source: Int32Array
     host_lag: Int64Array
     delay: Int64Array
+    gap: Int64Array  # start - end of all that it waited for, the host's pace left out
     order: Int32Array
+    begin: int  # when the first step begins on the first host
     numbers: Int64Array
     names: list[str]
     synced: bool
@@ -89,8 +91,10 @@ class StepGraph:
         other = int((self.kind > 0).sum())
         return float(np.isin(self.kind, GUESSED).sum()) / other if other else 0.0
 
-    def replay(self, cost: Int64Array | None = None, delay: Int64Array | None = None, no_host: bool = False) -> tuple[Int64Array, Int64Array]:
-        """(start, end) of each node [ns] with these costs and delays (None: as measured)."""
+    def replay(
+        self, cost: Int64Array | None = None, delay: Int64Array | None = None, lag: Int64Array | None = None, no_host: bool = False
+    ) -> tuple[Int64Array, Int64Array]:
+        """(start, end) of each node [ns] with these costs, delays and host lags (None: as measured); ``no_host``: without the last."""
         host = np.full(len(self), -1, np.int32) if no_host else self.host_source
         started, ended = compiled_replay(
             self.order,
@@ -99,16 +103,15 @@ class StepGraph:
             self.join,
             self.joins,
             host,
-            self.host_lag,
+            self.host_lag if lag is None else lag,
             self.cost if cost is None else cost,
             self.delay if delay is None else delay,
         )
         return started, ended
 
     def step_ns(self, times: tuple[Int64Array, Int64Array]) -> float:
-        """Length of the mean step [ns]: from the first start to the last end of all, over the steps."""
-        start, end = times
-        return float(int(end.max()) - int(start.min())) / self.steps
+        """Length of the mean step [ns] of a replay: from the begin of the first step to the last end of all, over the steps."""
+        return float(times[1].max()) / self.steps
 
     def apart(self) -> StepGraph:
         """The same steps, each by itself: nothing waits for an earlier step, and each begins with the first work of any rank."""
@@ -208,7 +211,14 @@ def _joined(job: Job, parts: list[tuple[int, int, LocalWork]], numbers: Int64Arr
         offset += size
     table = {name: np.concatenate(arrays) for name, arrays in columns.items()}
     source, target, kind = (np.concatenate([pair[i] for pair in pairs]) for i in range(3))
-    return _graph(job, table, (source, target, kind), numbers, list(names), all(work.synced for _, _, work in parts), notes)
+    begin = min([int(table["start"].min()), *_begins(job, parts, int(numbers[0]))])
+    return _graph(job, table, (source, target, kind), begin, numbers, list(names), all(work.synced for _, _, work in parts), notes)
+
+
+def _begins(job: Job, parts: list[tuple[int, int, LocalWork]], number: int) -> list[int]:
+    """When each rank's host begins the step of this number, aligned."""
+    found = [(index, work.begins[work.numbers == number]) for _, index, work in parts]
+    return [int(job.aligned(index, begins[0])) for index, begins in found if len(begins) and begins[0] != NULL]
 
 
 class _OperationRows:
@@ -233,6 +243,7 @@ def _graph(
     job: Job,
     table: dict[str, np.ndarray],  # type: ignore[type-arg]
     edges: tuple[Int64Array, Int64Array, Int8Array],
+    begin: int,
     numbers: Int64Array,
     names: list[str],
     synced: bool,
@@ -254,7 +265,9 @@ def _graph(
         host_source=nothing,
         host_lag=np.zeros(count, np.int64),
         delay=np.zeros(count, np.int64),
+        gap=np.zeros(count, np.int64),
         order=nothing,
+        begin=begin,
         numbers=numbers,
         names=names,
         synced=synced,
@@ -262,7 +275,9 @@ def _graph(
     )
     graph = _host_chain(graph)
     graph = _in_order(graph)
-    return replace(graph, delay=_delays(graph, np.full(count, int(graph.start.min()))))
+    some = np.diff(graph.first) > 0
+    gap = graph.start - np.where(some, _modelled_ready(graph), begin)
+    return replace(graph, delay=_delays(graph, np.full(count, begin)), gap=gap)
 
 
 def _joins(job: Job, table: dict[str, np.ndarray]) -> tuple[Int32Array, Int64Array]:  # type: ignore[type-arg]

@@ -17,10 +17,10 @@ from tracekit.graph.script import HOLD, NODE, RECORD, Script, waits_of
 from tracekit.trace.events import Category, Int8Array, Int32Array, Int64Array, RankTables
 from tracekit.units import NULL
 
-STREAM, EVENT, CALL, WAIT, MESSAGE, DATA, INFERRED = range(7)
-KIND_NAMES = ("stream", "event", "call", "wait", "message", "data", "inferred")
+STREAM, EVENT, CALL, WAIT, MESSAGE, DATA, INFERRED, HOST = range(8)
+KIND_NAMES = ("stream", "event", "call", "wait", "message", "data", "inferred", "host")
 #: Kinds that are read off times or habits, not recorded.
-GUESSED = (CALL, WAIT, DATA, INFERRED)
+GUESSED = (CALL, WAIT, DATA, INFERRED, HOST)
 Pairs = tuple[Int64Array, Int64Array]
 
 
@@ -38,12 +38,15 @@ def find_edges(tables: RankTables, nodes: Nodes) -> tuple[Edges, bool]:
     recorded = _recorded(tables, nodes)
     found: list[tuple[Pairs, int]] = [(_stream_order(nodes), STREAM)]
     if recorded is not None:
-        return _together([*found, (recorded, EVENT)]), True
+        found.append((recorded, EVENT))
+        found.append((habits.behind_host_waits(nodes, _ready(nodes, [pairs for pairs, _ in found])), HOST))
+        return _together(found), True
     into, out_of = habits.around_calls(nodes)
     found += [(into, CALL), (out_of, WAIT)]
     named = habits.named_messages(nodes)
     found += [(named, MESSAGE), (habits.first_use(nodes, without=named[0]), DATA)]
     found.append((habits.just_then(nodes, _ready(nodes, [pairs for pairs, _ in found]), into[1]), INFERRED))
+    found.append((habits.behind_host_waits(nodes, _ready(nodes, [pairs for pairs, _ in found])), HOST))
     return _together(found), False
 
 

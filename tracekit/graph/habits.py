@@ -6,6 +6,9 @@
     data      the first work launched behind a receive or an all-gather waits for it
     just then work that still has a gap before it, though it was launched long before, waits for what ended on another stream just then
 
+    host      the first work launched behind a call that waits for the device waits for what that call waited for. Where a trace records no
+              such call, work whose launch came late waits for the last communication that ended before its launch
+
 A habit that the times contradict (its source ends more than OVERLAP_NS after its target began) on more than CONTRADICTED of a stream is
 not that stream's. A send is never waited for.
 """
@@ -96,7 +99,7 @@ def named_messages(nodes: Nodes) -> Pairs:
         frame["turn"] = frame.groupby(["step", "piece"]).cumcount()
     both = frames[0].merge(frames[1], on=["step", "piece", "turn"])
     source, target = both["row_x"].to_numpy(np.int64), both["row_y"].to_numpy(np.int64)
-    fits = nodes.start[source] <= nodes.start[target]  # the name is certain; that times overlap a little is the timers'
+    fits = nodes.start[source] <= nodes.start[target] + TIMER_NS  # the name is certain: that times overlap a little is the timers'
     return source[fits], target[fits]
 
 
@@ -144,3 +147,33 @@ def just_then(nodes: Nodes, ready: Int64Array, called: Int64Array) -> Pairs:
         position -= 1
     found = chosen >= 0
     return chosen[found], targets[found]
+
+
+def behind_host_waits(nodes: Nodes, ready: Int64Array) -> Pairs:
+    """(what the host waited for, first work that it launched then)."""
+    if len(nodes.blocked[0]):
+        return _behind_calls(nodes)
+    late = (ready == NULL) | (nodes.called > np.maximum(ready, NULL + GAP_NS))
+    late &= nodes.on_cpu | (nodes.launch != NULL)
+    targets = np.flatnonzero(late)
+    sources = np.flatnonzero(nodes.comm)
+    if not len(sources) or not len(targets):
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    sources = sources[np.argsort(nodes.end[sources], kind="stable")]
+    at = np.searchsorted(nodes.end[sources], nodes.called[targets] + OVERLAP_NS, side="right") - 1
+    source = sources[np.maximum(at, 0)]
+    good = (at >= 0) & (nodes.end[source] > ready[targets]) & (nodes.start[source] < nodes.start[targets]) & (source != targets)
+    return source[good], targets[good]
+
+
+def _behind_calls(nodes: Nodes) -> Pairs:
+    begun, done = nodes.blocked
+    order = np.argsort(nodes.end, kind="stable")
+    at = np.searchsorted(nodes.end[order], done + OVERLAP_NS, side="right") - 1
+    source = order[np.maximum(at, 0)]
+    called = nodes.called
+    by_call = np.argsort(called, kind="stable")
+    behind = np.searchsorted(called[by_call], done)
+    target = by_call[np.minimum(behind, len(nodes) - 1)]
+    good = (at >= 0) & (nodes.end[source] > begun) & (behind < len(nodes)) & (source != target) & (nodes.start[source] < nodes.start[target])
+    return source[good], target[good]

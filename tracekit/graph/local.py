@@ -49,6 +49,7 @@ class LocalWork:
     operation: Int32Array
     edges: Edges
     numbers: Int64Array
+    begins: Int64Array  # when the host begins each step; NULL where no step is marked
     names: list[str]
     on_cpu: bool
     synced: bool
@@ -93,6 +94,7 @@ def reduce_window(activity: Activity) -> LocalWork | None:
         operation=device.operation[rows].astype(np.int32),
         edges=edges,
         numbers=activity.steps.number if marked else np.array([NULL], np.int64),
+        begins=activity.steps.start if marked else np.array([NULL], np.int64),
         names=[activity.tables.text(int(code))[:_LONGEST_NAME] for code in names],
         on_cpu=activity.on_cpu,
         synced=synced,
@@ -140,7 +142,12 @@ def _pieces(activity: Activity, rows: Int64Array) -> Int64Array:
     anchor = np.where(device.launch_row[rows] >= 0, device.launch_row[rows], device.row[rows] if activity.on_cpu else -1)
     known = anchor >= 0
     inner, inverse = np.unique(anchor[known], return_inverse=True)
-    around = correlate.enclosing(tables, inner, ranges)[inverse.reshape(-1)]
+    around = correlate.enclosing(tables, inner, ranges)
+    # Autograd runs a backward on a thread of its own: its range stands on the thread that waits for it.
+    order = ranges[np.argsort(tables.ts[ranges], kind="stable")]
+    latest = order[np.maximum(np.searchsorted(tables.ts[order], tables.ts[inner], side="right") - 1, 0)]
+    holds = (tables.ts[latest] <= tables.ts[inner]) & (tables.ts[inner] < tables.ts[latest] + tables.dur[latest])
+    around = np.where((around < 0) & holds, latest, around)[inverse.reshape(-1)]
     code = tables.each_text(tables.name[np.maximum(around, 0)], piece_of, np.int64)
     result[known] = np.where(around >= 0, code, NO_PIECE)
     return result

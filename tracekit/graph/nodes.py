@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from tracekit.job.activity import Activity, Work
-from tracekit.trace.events import BoolArray, Int8Array, Int32Array, Int64Array
+from tracekit.trace.events import BoolArray, Category, Int8Array, Int32Array, Int64Array
 from tracekit.units import NULL
+
+#: Synchronize calls, and copies that return when they are done; a copy that is called Async may still wait (pageable memory).
+_WAITS = re.compile(r"^(?:cuda|hip|cu|musa|xpu|ze)\w*[Ss]ynchronize\w*$|^(?:cuda|hip)Memcpy(?:WithStream|DtoH\w*|HtoD\w*)?$|^cuMemcpy(?:DtoH|HtoD)?(?:_v2)?$")
 
 Words = npt.NDArray[np.object_]
 #: Whether the next work of the calling stream waits for a communication, as its record says.
@@ -33,6 +37,7 @@ class Nodes:
     piece: Int64Array  # local.piece_of the range around the call; NO_PIECE
     step: Int64Array
     on_cpu: bool
+    blocked: tuple[Int64Array, Int64Array]  # (start, end) of the host's calls that wait for the device
 
     def __len__(self) -> int:
         return len(self.start)
@@ -67,4 +72,18 @@ def nodes_of(activity: Activity, rows: Int64Array, stream: Int32Array, step: Int
         piece=piece,
         step=step,
         on_cpu=activity.on_cpu,
+        blocked=_blocking_calls(activity),
     )
+
+
+def _blocking_calls(activity: Activity) -> tuple[Int64Array, Int64Array]:
+    tables = activity.tables
+    rows = tables.rows(Category.RUNTIME)
+    rows = rows[tables.each_text(tables.name[rows], waits_for_device) & (tables.dur[rows] > 0) & (tables.ts[rows] != NULL)]
+    rows = rows[np.argsort(tables.ts[rows], kind="stable")]
+    return tables.ts[rows], tables.ts[rows] + tables.dur[rows]
+
+
+def waits_for_device(name: str) -> bool:
+    """Whether a runtime call returns only when the device has done what it was given."""
+    return _WAITS.match(name) is not None
