@@ -4,13 +4,13 @@
     job.write(tmp_path)
     job.step_us, job.healthy_us
 
-Every rank's program is laid out as pieces of work (on its host or on a stream) with what each waits for; then all start as early as they
+Every rank's program is laid out as pieces of work (on its host or on a stream) with what each waits for; all start as early as they
 can, and a collective ends for all of its members a transfer after the last has come. Everything here is synthetic.
 
-Causes: ``more_work`` (a rank runs more kernels), ``throttled`` (its kernels take longer), ``loader`` (its host is late every step), ``pause``
-(its host stops once), ``rotating`` (another replica has long sequences each step), ``stage`` (a stage holds more layers), ``expert`` (the
-experts of one rank get more tokens), ``link`` (transfers of the rank's group of an axis are slow), ``drift`` (the clock of the second half
-of the ranks is ahead and drifts), ``none``.
+Causes: ``more_work`` (a rank runs more kernels), ``throttled`` (its kernels take longer), ``loader`` (its host is late every step),
+``pause`` (its host stops once), ``rotating`` (another replica has long sequences each step), ``stage`` (a stage holds more layers),
+``expert`` (the experts of one rank get more tokens), ``link`` (transfers of the rank's group of an axis are slow), ``drift`` (the clock of
+the second half of the ranks is ahead and drifts), ``none``.
 """
 
 from __future__ import annotations
@@ -201,8 +201,8 @@ class MadeJob:
     def _message(self, rank: int, step: int, kind: str, batch: int, source: int, target: int, stage: int) -> Work:
         name = "recv" if rank == target else "send"
         lane = STREAMS["pp"] + 4 * ("FB".index(kind) * 2 + (name == "recv"))
-        meta = {"axis": "pp", "members": tuple(self.groups[rank, "pp"]), "size": 500_000, "waited": False, "source": source, "target": target,
-                "around": f"PP:{stage}{name.upper()}_{kind}{batch}"}  # fmt: skip
+        meta = {"axis": "pp", "members": tuple(self.groups[rank, "pp"]), "size": 500_000, "waited": False}
+        meta |= {"source": source, "target": target, "around": f"PP:{stage}{name.upper()}_{kind}{batch}"}
         us = 30 * self._vary(source, target, step, kind, batch)
         return self._joined(rank, step, lane, name, us, (step, "pp", source, target, kind, batch), meta, hold=False)
 

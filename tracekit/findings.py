@@ -16,12 +16,24 @@ SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "info")
 
 
 @dataclass(frozen=True)
+class Subject:
+    """What a finding is about; ``group`` is the id of a process group."""
+
+    ranks: tuple[int, ...] = ()
+    axis: str | None = None
+    stage: int | None = None
+    expert: int | None = None
+    group: str | None = None
+
+
+@dataclass(frozen=True)
 class Finding:
     """One ranked sentence about the job.
 
     ``id`` is stable (``overlap.exposed``), ``text`` holds the figure, ``value``/``unit`` repeat it for machines, ``evidence``
-    says where it can be seen, ``advice`` what to try. ``weight_ns`` is the time a step would win if the finding went away: it
-    orders findings of one severity and is 0 where no time can be named.
+    says where it can be seen, ``advice`` what to try. ``weight_ns`` is the time that the sentence is about, 0 where no time can be named;
+    ``gain_ns`` what a step would win if the cause went away, by replay (None where nothing can be said). ``subject`` is the cause, not
+    who suffers from it; ``consequences`` are sentences about what follows from it.
     """
 
     id: str
@@ -32,11 +44,32 @@ class Finding:
     evidence: str = ""
     advice: str = ""
     weight_ns: int = 0
+    gain_ns: int | None = None
+    subject: Subject = Subject()
+    consequences: tuple[str, ...] = ()
 
 
-def ranked(findings: Sequence[Finding]) -> list[Finding]:
-    """Findings with the most severe and the most costly first; equal ones keep their order."""
-    return sorted(findings, key=lambda f: (SEVERITIES.index(f.severity), -f.weight_ns))
+#: How findings begin that stand before all others: a job that failed, then data that cannot be trusted.
+_FAILED = ("hang.", "memory.oom")
+_UNTRUSTED = ("coverage.",)
+
+
+def ranked(findings: Iterable[Finding]) -> list[Finding]:
+    """A failed job first, then data that cannot be trusted, then by the gain of a step, then by severity and the time concerned.
+
+    What concerns no more than information stands behind every warning. Equal findings keep their order.
+    """
+
+    def place(finding: Finding) -> tuple[int, int, int, int]:
+        if finding.severity != "info" and finding.id.startswith(_FAILED):
+            sort = 0
+        elif finding.severity != "info" and finding.id.startswith(_UNTRUSTED):
+            sort = 1
+        else:
+            sort = 2 if finding.gain_ns and finding.severity != "info" else 3
+        return sort, -(finding.gain_ns or 0) if sort == 2 else 0, SEVERITIES.index(finding.severity), -finding.weight_ns
+
+    return sorted(findings, key=place)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ class Levels:
         return "info" if value >= self.info else None
 
 
+#: What a step would win without one cause, by replay, of the step.
+GAIN = Levels(info=0.0, warning=0.01, critical=0.10)
 #: Communication that no compute hides, of all axes together and of one axis.
 EXPOSED = Levels(info=0.01, warning=0.10, critical=0.30)
 EXPOSED_AXIS = Levels(info=0.03, warning=0.10, critical=0.30)

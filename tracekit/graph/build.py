@@ -1,136 +1,29 @@
-"""All ranks' work in one graph: nodes one under the other on the job's clock, collectives and messages that join ranks, what each waits for.
+"""All ranks' work in one graph: nodes on the job's clock, and the collectives and messages that join ranks.
 
-Costs are measured: of work its duration; of a member of a collective or message its transfer, own end - latest start of all members that
-were recorded. A member that left before the last one came (the root of a broadcast, a send that was buffered) waited for nobody and has
-its own duration. ``delay`` is what lies between the end of all that a node waited for and its start: the host, the queue, the unknown.
+A member that left before the last one came (the root of a broadcast) waited for nobody and has its own duration.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from tracekit.graph.edges import GUESSED
 from tracekit.graph.local import LocalWork
 from tracekit.graph.replay import causal_order
-from tracekit.graph.replay import replay as compiled_replay
-from tracekit.job.activity import Work
+from tracekit.graph.step_graph import StepGraph, delays, launch_bound, modelled_ready, ready_of
 from tracekit.job.model import Job
-from tracekit.trace.events import BoolArray, Int8Array, Int32Array, Int64Array
+from tracekit.trace.events import Int8Array, Int32Array, Int64Array
 from tracekit.units import NS_PER_MS, NS_PER_US, NULL
 
 #: Kinds of which a member may leave before the last one has come.
 _ROOTED = ("broadcast", "reduce", "scatter", "gather")
 #: A member that ended this long before the last one came was not held by it (of symmetric collectives: its times are wrong).
 EARLY_NS, WRONG_NS = 100 * NS_PER_US, 10 * NS_PER_MS
-#: A launch that returned no earlier than this before the node began held it back.
-LAUNCH_NS = 50 * NS_PER_US
-_SHORT_GAP_NS = 3 * NS_PER_US
-
-
-@dataclass(frozen=True)
-class StepGraph:
-    """One entry a node, in the order of (window, call). Times are aligned, ns.
-
-    ``step`` indexes ``numbers``; ``operation`` is a row of job.operations; ``join`` a number for each collective or message that was seen
-    on two ranks or more, -1 for other work. ``host_source`` is the launch-bound node called just before a launch-bound node, else -1.
-    """
-
-    rank: Int32Array
-    window: Int32Array
-    step: Int32Array
-    start: Int64Array
-    end: Int64Array
-    returned: Int64Array
-    stream: Int32Array
-    work: Int8Array
-    phase: Int8Array
-    piece: Int64Array
-    name: Int32Array
-    operation: Int32Array
-    join: Int32Array
-    cost: Int64Array
-    first: Int64Array
-    source: Int32Array
-    kind: Int8Array  # of each source, as in graph.edges
-    host_source: Int32Array
-    host_lag: Int64Array
-    delay: Int64Array
-    gap: Int64Array  # start - end of all that it waited for, the host's pace left out
-    order: Int32Array
-    begin: int  # when the first step begins on the first host
-    numbers: Int64Array
-    names: list[str]
-    synced: bool
-    notes: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.start)
-
-    @property
-    def steps(self) -> int:
-        """How many steps the graph holds."""
-        return len(self.numbers)
-
-    @cached_property
-    def joins(self) -> int:
-        """How many collectives and messages join ranks."""
-        return int(self.join.max(initial=-1)) + 1
-
-    @cached_property
-    def comm(self) -> BoolArray:
-        """Which nodes are communication."""
-        found: BoolArray = self.work == Work.COMMUNICATION
-        return found
-
-    @cached_property
-    def guessed_share(self) -> float:
-        """Edges that are no stream's order and not recorded, of all that are no stream's order."""
-        other = int((self.kind > 0).sum())
-        return float(np.isin(self.kind, GUESSED).sum()) / other if other else 0.0
-
-    def replay(
-        self, cost: Int64Array | None = None, delay: Int64Array | None = None, lag: Int64Array | None = None, no_host: bool = False
-    ) -> tuple[Int64Array, Int64Array]:
-        """(start, end) of each node [ns] with these costs, delays and host lags (None: as measured); ``no_host``: without the last."""
-        host = np.full(len(self), -1, np.int32) if no_host else self.host_source
-        started, ended = compiled_replay(
-            self.order,
-            self.first,
-            self.source,
-            self.join,
-            self.joins,
-            host,
-            self.host_lag if lag is None else lag,
-            self.cost if cost is None else cost,
-            self.delay if delay is None else delay,
-        )
-        return started, ended
-
-    def step_ns(self, times: tuple[Int64Array, Int64Array]) -> float:
-        """Length of the mean step [ns] of a replay: from the begin of the first step to the last end of all, over the steps."""
-        return float(times[1].max()) / self.steps
-
-    def apart(self) -> StepGraph:
-        """The same steps, each by itself: nothing waits for an earlier step, and each begins with the first work of any rank."""
-        same = self.step[self.source] == np.repeat(self.step, np.diff(self.first))
-        first = np.concatenate([[0], np.cumsum(np.add.reduceat(np.append(same, False), self.first[:-1]) * (np.diff(self.first) > 0))])
-        host = np.where((self.host_source >= 0) & (self.step[np.maximum(self.host_source, 0)] == self.step), self.host_source, -1)
-        cut = replace(
-            self, first=first.astype(np.int64), source=self.source[same], kind=self.kind[same], host_source=host.astype(np.int32)
-        )
-        begin = np.full(self.steps, np.iinfo(np.int64).max)
-        np.minimum.at(begin, self.step, self.start)
-        return replace(cut, delay=_delays(cut, begin[self.step]))
-
-    def each_step_ns(self, times: tuple[Int64Array, Int64Array]) -> Int64Array:
-        """Length of each step [ns] from its first start to its last end on any rank."""
-        low, high = np.full(self.steps, np.iinfo(np.int64).max), np.full(self.steps, NULL)
-        np.minimum.at(low, self.step, times[0])
-        np.maximum.at(high, self.step, times[1])
-        return high - low
+#: Columns of all nodes by name.
+_Table = dict[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -177,7 +70,7 @@ def _notes(job: Job, found: list[tuple[int, int, LocalWork]], whole: list[tuple[
 
 
 def _joined(job: Job, parts: list[tuple[int, int, LocalWork]], numbers: Int64Array, notes: tuple[str, ...]) -> StepGraph:
-    columns: dict[str, list[np.ndarray]] = {}  # type: ignore[type-arg]
+    columns: dict[str, list[npt.NDArray[Any]]] = {}
     pairs: list[tuple[Int64Array, Int64Array, Int8Array]] = []
     names: dict[str, int] = {}
     offset, rows_of = 0, _OperationRows(job)
@@ -202,6 +95,7 @@ def _joined(job: Job, parts: list[tuple[int, int, LocalWork]], numbers: Int64Arr
             "piece": work.piece,
             "name": codes[work.name],
             "operation": operation.astype(np.int32),
+            "doing": np.where(work.doing >= 0, codes[np.maximum(work.doing, 0)], -1).astype(np.int32),
         }
         for name, column in own.items():
             columns.setdefault(name, []).append(column[keep])
@@ -241,7 +135,7 @@ class _OperationRows:
 
 def _graph(
     job: Job,
-    table: dict[str, np.ndarray],  # type: ignore[type-arg]
+    table: _Table,
     edges: tuple[Int64Array, Int64Array, Int8Array],
     begin: int,
     numbers: Int64Array,
@@ -276,11 +170,11 @@ def _graph(
     graph = _host_chain(graph)
     graph = _in_order(graph)
     some = np.diff(graph.first) > 0
-    gap = graph.start - np.where(some, _modelled_ready(graph), begin)
-    return replace(graph, delay=_delays(graph, np.full(count, begin)), gap=gap)
+    gap = graph.start - np.where(some, modelled_ready(graph), begin)
+    return replace(graph, delay=delays(graph, np.full(count, begin)), gap=gap)
 
 
-def _joins(job: Job, table: dict[str, np.ndarray]) -> tuple[Int32Array, Int64Array]:  # type: ignore[type-arg]
+def _joins(job: Job, table: _Table) -> tuple[Int32Array, Int64Array]:
     """(join of each node, its cost)."""
     start, end, operation = table["start"], table["end"], table["operation"]
     cost = (end - start).astype(np.int64)
@@ -307,19 +201,9 @@ def _joins(job: Job, table: dict[str, np.ndarray]) -> tuple[Int32Array, Int64Arr
     return join, cost
 
 
-def _ready(graph: StepGraph) -> Int64Array:
-    """The latest end of what each node waits for; NULL for nothing."""
-    result = np.full(len(graph), NULL, np.int64)
-    counts = np.diff(graph.first)
-    some = counts > 0
-    if some.any():
-        result[some] = np.maximum.reduceat(graph.end[graph.source], graph.first[:-1][some])
-    return result
-
-
 def _host_chain(graph: StepGraph) -> StepGraph:
     """Neighbours in the order of calls that both began as soon as their launch returned: the host paces them, not the device."""
-    ready = _ready(graph)
+    ready = ready_of(graph)
     bound = launch_bound(graph, ready)
     before = np.append(False, bound[:-1] & bound[1:] & (graph.window[1:] == graph.window[:-1]))
     own = np.arange(len(graph))
@@ -327,14 +211,6 @@ def _host_chain(graph: StepGraph) -> StepGraph:
     lag = np.where(before, graph.start - graph.start[np.maximum(own - 1, 0)], 0)
     usable = before & (lag >= 0)
     return replace(graph, host_source=np.where(usable, source, -1).astype(np.int32), host_lag=np.where(usable, lag, 0))
-
-
-def launch_bound(graph: StepGraph, ready: Int64Array | None = None) -> BoolArray:
-    """Nodes that all they waited for would have let begin earlier, but whose launch had not returned."""
-    ready = _ready(graph) if ready is None else ready
-    late = (graph.returned != NULL) & (graph.start - graph.returned <= LAUNCH_NS)
-    bound: BoolArray = late & ((ready == NULL) | (graph.returned > ready + _SHORT_GAP_NS))
-    return bound
 
 
 def _in_order(graph: StepGraph) -> StepGraph:
@@ -359,27 +235,6 @@ def _in_order(graph: StepGraph) -> StepGraph:
     host = graph.host_source
     host = np.where((host >= 0) & (turn[np.maximum(host, 0)] < turn), host, -1).astype(np.int32)
     note = f"{circles} pieces of work seem to wait for each other in a circle: their times contradict what is known of their order"
-    return replace(graph, order=order, first=first, source=graph.source[keep], kind=graph.kind[keep], host_source=host,
-                   notes=(*graph.notes, note))
-
-
-def _delays(graph: StepGraph, begin: Int64Array) -> Int64Array:
-    """Start - what a replay knows of it; below 0 where times overlap. ``begin`` is when the world of a node without causes begins."""
-    ready = np.where(np.diff(graph.first) > 0, _modelled_ready(graph), begin)
-    host = graph.host_source
-    ready = np.where(host >= 0, np.maximum(ready, graph.start[np.maximum(host, 0)] + graph.host_lag), ready)
-    return graph.start - ready
-
-
-def _modelled_ready(graph: StepGraph) -> Int64Array:
-    """The latest end of what each node waits for, as the replay has it: of a join its latest start and the member's transfer."""
-    end = graph.end.copy()
-    members = graph.join >= 0
-    latest = np.full(graph.joins, NULL, np.int64)
-    np.maximum.at(latest, graph.join[members], graph.start[members])
-    end[members] = latest[graph.join[members]] + graph.cost[members]
-    some = np.diff(graph.first) > 0
-    result = np.full(len(graph), NULL, np.int64)
-    if some.any():
-        result[some] = np.maximum.reduceat(end[graph.source], graph.first[:-1][some])
-    return result
+    return replace(
+        graph, order=order, first=first, source=graph.source[keep], kind=graph.kind[keep], host_source=host, notes=(*graph.notes, note)
+    )

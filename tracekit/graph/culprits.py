@@ -14,9 +14,9 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from tracekit.graph.build import StepGraph
 from tracekit.graph.excess import Loads, loads_of, without_excess
 from tracekit.graph.kinds import Kinds, Places
+from tracekit.graph.step_graph import StepGraph
 from tracekit.job.model import Job
 from tracekit.trace.events import BoolArray, Int64Array
 
@@ -171,10 +171,10 @@ def _moving(graph: StepGraph, loads: Loads) -> list[_Candidate]:
     """All ranks as loaded as their peers, where one stands out in most steps and it is not always the same."""
     everything = np.ones(len(loads.rank), np.bool_)
     keys = [loads.step, loads.rank]
-    by_step = pd.Series(loads.excess).groupby(keys).sum().unstack(fill_value=0.0)
+    by_step = pd.Series(loads.excess).groupby(keys).sum().unstack(fill_value=0)
     if by_step.shape[0] < 3 or by_step.shape[1] < 2:
         return []
-    usual = pd.Series(loads.compute + loads.gap).groupby(keys).sum().unstack(fill_value=0.0).median(axis=1)
+    usual = pd.Series(loads.compute + loads.gap).groupby(keys).sum().unstack(fill_value=0).median(axis=1)
     top, most = by_step.idxmax(axis=1).to_numpy(), by_step.max(axis=1)
     if pd.Series(top).value_counts().iloc[0] > 0.5 * len(top) + 0.5 or (most / usual.clip(lower=1)).median() < STANDS_OUT:
         return []
@@ -193,7 +193,9 @@ def _stages(graph: StepGraph, kinds: Kinds, places: Places, loads: Loads) -> lis
     # Layers that a stage holds beyond the others also communicate: with as many calls a rank as the others have, they take as long.
     calls = graph.comm & (graph.piece >= 0) & ~np.isin(kinds.kind, _messages(kinds))
     count = pd.Series(stage[calls]).value_counts() / pd.Series(places.stage).value_counts()
-    fewer = {s: min(1.0, float(count.drop(s, errors="ignore").median() / count[s])) for s in count.dropna().index if len(count.dropna()) > 1}
+    fewer = {
+        s: min(1.0, float(count.drop(s, errors="ignore").median() / count[s])) for s in count.dropna().index if len(count.dropna()) > 1
+    }
     found = []
     for s in places.stages:
         others = mean.drop(columns=s, errors="ignore").median(axis=1)

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from tracekit.graph.build import StepGraph
 from tracekit.graph.kinds import Kinds, Places
+from tracekit.graph.step_graph import StepGraph
 from tracekit.trace.events import BoolArray, Int64Array
 
 Floats = npt.NDArray[np.float64]
@@ -67,8 +67,8 @@ def loads_of(graph: StepGraph, kinds: Kinds, places: Places) -> Loads:
     key = slot * (int(graph.rank.max()) + 1) + graph.rank
     entries, of_node = np.unique(key, return_inverse=True)
     of_node = of_node.reshape(-1)
-    compute = np.bincount(of_node, np.where(graph.comm, 0, graph.cost), len(entries))
-    gap = np.bincount(of_node, np.maximum(graph.gap, 0), len(entries))
+    compute = np.bincount(of_node, np.where(graph.comm, 0.0, graph.cost), len(entries)).astype(np.float64)
+    gap = np.bincount(of_node, np.maximum(graph.gap, 0), len(entries)).astype(np.float64)
     first = np.full(len(entries), len(graph))
     np.minimum.at(first, of_node, np.arange(len(graph)))
     rank, entry_slot = graph.rank[first].astype(np.int64), slot[first]
@@ -88,7 +88,7 @@ def _slots(graph: StepGraph, kinds: Kinds, stage: Int64Array, alone: BoolArray) 
     differs = most.groupby([stage, graph.step]).transform("nunique").to_numpy() > 1
     within = np.where(alone, 0, np.where(differs, -2 - kinds.kind, kinds.segment))
     frame = pd.DataFrame({"stage": stage, "step": graph.step, "within": within})
-    return frame.groupby(list(frame.columns), sort=False).ngroup().to_numpy(np.int64)
+    return frame.groupby(list(frame.columns), sort=False).ngroup().to_numpy(np.int64).reshape(-1)
 
 
 def _of_others(slot: Int64Array, load: Floats) -> Floats:

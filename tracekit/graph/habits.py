@@ -48,9 +48,9 @@ def around_calls(nodes: Nodes) -> tuple[Pairs, Pairs]:
     first, second = np.arange(len(calls)), len(calls) + np.arange(len(back))
     script = Script.of(
         (nodes.called[calls], RECORD, calling[calls], first),
-        (nodes.called[calls], HOLD, nodes.stream[calls].astype(np.int64), first),
-        (nodes.called, NODE, nodes.stream.astype(np.int64), np.arange(len(nodes))),
-        (nodes.called[back], RECORD, nodes.stream[back].astype(np.int64), second),
+        (nodes.called[calls], HOLD, nodes.stream[calls], first),
+        (nodes.called, NODE, nodes.stream, np.arange(len(nodes))),
+        (nodes.called[back], RECORD, nodes.stream[back], second),
         (nodes.called[back], HOLD, calling[back], second),
     )
     source, target = waits_of(script, int(nodes.stream.max()) + 1, len(calls) + len(back))
@@ -75,7 +75,8 @@ def _calling_stream(nodes: Nodes) -> Int64Array:
 
 def _fits(nodes: Nodes, source: Int64Array, target: Int64Array, overlap: int = OVERLAP_NS) -> BoolArray:
     fits: BoolArray = (nodes.end[source] <= nodes.start[target] + overlap) & (nodes.start[source] <= nodes.start[target])
-    return fits & (source != target)
+    fits &= source != target
+    return fits
 
 
 def _believed(nodes: Nodes, pairs: Pairs, stream: Int64Array) -> Pairs:
@@ -94,7 +95,9 @@ def named_messages(nodes: Nodes) -> Pairs:
     if not len(receives) or not len(works):
         return np.empty(0, np.int64), np.empty(0, np.int64)
     works = works[np.append(True, nodes.piece[works][1:] != nodes.piece[works][:-1])]
-    frames = [pd.DataFrame({"step": nodes.step[rows], "piece": _one_backward(nodes.piece[rows]), "row": rows}) for rows in (receives, works)]
+    frames = [
+        pd.DataFrame({"step": nodes.step[rows], "piece": _one_backward(nodes.piece[rows]), "row": rows}) for rows in (receives, works)
+    ]
     for frame in frames:
         frame["turn"] = frame.groupby(["step", "piece"]).cumcount()
     both = frames[0].merge(frames[1], on=["step", "piece", "turn"])
@@ -175,5 +178,7 @@ def _behind_calls(nodes: Nodes) -> Pairs:
     by_call = np.argsort(called, kind="stable")
     behind = np.searchsorted(called[by_call], done)
     target = by_call[np.minimum(behind, len(nodes) - 1)]
-    good = (at >= 0) & (nodes.end[source] > begun) & (behind < len(nodes)) & (source != target) & (nodes.start[source] < nodes.start[target])
+    good = (
+        (at >= 0) & (nodes.end[source] > begun) & (behind < len(nodes)) & (source != target) & (nodes.start[source] < nodes.start[target])
+    )
     return source[good], target[good]

@@ -14,8 +14,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from tracekit.collectives.purpose import role_of_axis
-from tracekit.graph.build import StepGraph
 from tracekit.graph.local import PIECE_KINDS
+from tracekit.graph.step_graph import StepGraph
 from tracekit.job.activity import Work
 from tracekit.job.model import Job
 from tracekit.trace.events import BoolArray, Int32Array, Int64Array
@@ -27,7 +27,7 @@ _OF_PIECES = {"F": "forward", "B": "backward", "I": "backward_input", "W": "back
 
 @dataclass(frozen=True)
 class Places:
-    """Where each rank of the graph stands. ``stage`` is -1 where the job has no pipeline; ``replica`` numbers its place on all other axes."""
+    """Where each rank stands. ``stage`` is -1 where the job has no pipeline; ``replica`` numbers its place on all other axes."""
 
     ranks: Int64Array
     stage: Int64Array
@@ -129,7 +129,7 @@ def _of_communication(job: Job, graph: StepGraph, places: Places) -> list[str]:
     stage_of = dict(zip(places.ranks.tolist(), places.stage.tolist(), strict=True))
     words = []
     columns = (table[name].tolist() for name in ("kind", "axis", "full_bytes", "context", "rank"))
-    peers = _peers(job, graph)
+    peers = _peers(graph)
     for kind, axis, size, context, rank, peer in zip(*columns, peers, strict=True):
         if kind in ("send", "recv"):
             words.append(f"{_direction(str(kind), str(context), stage_of.get(rank, -1), stage_of.get(peer, -1))}_{kind}")
@@ -138,12 +138,13 @@ def _of_communication(job: Job, graph: StepGraph, places: Places) -> list[str]:
     return words
 
 
-def _peers(job: Job, graph: StepGraph) -> list[int]:
+def _peers(graph: StepGraph) -> list[int]:
     """The other rank of each message that joins two; -1 elsewhere."""
     frame = pd.DataFrame({"join": graph.join[graph.comm], "rank": graph.rank[graph.comm]})
     total = frame.groupby("join")["rank"].transform("sum")
     both = frame.groupby("join")["rank"].transform("size") == 2
-    return np.where((frame["join"] >= 0) & both, total - frame["rank"], -1).tolist()
+    peers: list[int] = np.where((frame["join"] >= 0) & both, total - frame["rank"], -1).tolist()
+    return peers
 
 
 def _direction(kind: str, context: str, own: int, peer: int) -> str:
@@ -179,8 +180,9 @@ def ideal(graph: StepGraph, kinds: Kinds, places: Places, by_stage: bool) -> Int
     stage = places.of(graph.rank, places.stage) if by_stage else np.zeros(len(graph), np.int64)
     compute = kinds.portion >= 0
     if compute.any():
-        frame = pd.DataFrame({"portion": kinds.portion, "kind": kinds.kind, "place": kinds.place, "stage": stage, "cost": graph.cost})[compute]
-        portions = frame.groupby("portion").agg(kind=("kind", "first"), place=("place", "first"), stage=("stage", "first"), cost=("cost", "sum"))
+        columns = {"portion": kinds.portion, "kind": kinds.kind, "place": kinds.place, "stage": stage, "cost": graph.cost}
+        frame = pd.DataFrame(columns)[compute]
+        portions = frame.groupby("portion").agg({"kind": "first", "place": "first", "stage": "first", "cost": "sum"})
         mean = portions.groupby(["kind", "place", "stage"])["cost"].transform("mean")
         factor = (mean / portions["cost"]).where(portions["cost"] > 0, 1.0).reindex(frame["portion"]).to_numpy()
         result[compute] = np.rint(frame["cost"].to_numpy() * factor).astype(np.int64)

@@ -1,4 +1,4 @@
-"""What one window gives to the graph: its device work as flat columns in the order in which the host called for it, and what waits for what.
+"""What one window gives to the graph: its device work as flat columns in the order of the host's calls, and what waits for what.
 
 A node is a kernel, a copy, or a rank's part of a communication; on CPU jobs an operator or a piece of a backend's communication. Only
 whole steps are kept, from the first on, as many as KEPT nodes hold.
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracekit.graph.edges import Edges, find_edges
+from tracekit.graph.host import doing_at
 from tracekit.graph.nodes import NOT_TOLD, NOT_WAITED_FOR, WAITED_FOR, nodes_of
 from tracekit.job.activity import Activity, Work
 from tracekit.job.operations import RECORDS
@@ -26,6 +27,8 @@ _PIECE = re.compile(r"PP:(\d{1,6})(SEND_|RECV_)?([FBIW])(\d{1,6})")
 PIECE_KINDS = "FBIW"
 NO_PIECE = -1
 _LONGEST_NAME = 200
+#: A pause between two launches of one thread that is worth a look at what the host does.
+_LONG_PAUSE_NS = 50_000
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class LocalWork:
     step: Int32Array
     piece: Int64Array
     operation: Int32Array
+    doing: Int32Array  # into names: what the host did before it launched the node late; -1 where it was not late, or nothing says what
     edges: Edges
     numbers: Int64Array
     begins: Int64Array  # when the host begins each step; NULL where no step is marked
@@ -75,7 +79,9 @@ def reduce_window(activity: Activity) -> LocalWork | None:
     rows, kept, count = _within_budget(rows, step)
     launch = device.launch_ts[rows]
     rows = rows[np.lexsort((device.start[rows], np.where(launch == NULL, device.start[rows], launch)))]
-    names, name = np.unique(device.name[rows], return_inverse=True)
+    doing = _doing(activity, rows)
+    names, name = np.unique(np.concatenate([device.name[rows], doing[doing >= 0]]), return_inverse=True)
+    name = name.reshape(-1)
     piece = _pieces(activity, rows)
     lane = np.stack([device.device[rows], device.stream[rows]])
     stream = np.unique(lane, axis=1, return_inverse=True)[1].reshape(-1).astype(np.int32)
@@ -87,11 +93,12 @@ def reduce_window(activity: Activity) -> LocalWork | None:
         returned=_returned(activity, rows),
         stream=stream,
         work=device.work[rows],
-        name=name.reshape(-1).astype(np.int32),
+        name=name[: len(rows)].astype(np.int32),
         phase=_phases(activity, rows),
         step=step[rows].astype(np.int32),
         piece=piece,
         operation=device.operation[rows].astype(np.int32),
+        doing=_placed(name[len(rows) :], doing >= 0),
         edges=edges,
         numbers=activity.steps.number if marked else np.array([NULL], np.int64),
         begins=activity.steps.start if marked else np.array([NULL], np.int64),
@@ -129,6 +136,26 @@ def _phases(activity: Activity, rows: Int64Array) -> Int8Array:
     launch = activity.device.launch_ts[rows]
     at = activity.device.start[rows] if activity.on_cpu else np.where(launch == NULL, 0, launch)
     return np.where((launch == NULL) & (not activity.on_cpu), 0, activity.phases.at(at)).astype(np.int8)
+
+
+def _doing(activity: Activity, rows: Int64Array) -> Int32Array:
+    """Name of what the host did in the middle of each long pause between the launches of its thread; -1 elsewhere."""
+    tables, launch = activity.tables, activity.device.launch_row[rows]
+    result = np.full(len(rows), -1, np.int32)
+    known = np.flatnonzero(launch >= 0)
+    order = known[np.lexsort((tables.ts[launch[known]], tables.lane[launch[known]]))]
+    lane, begun = tables.lane[launch[order]], tables.ts[launch[order]]
+    done = begun + np.maximum(tables.dur[launch[order]], 0)
+    late = np.flatnonzero((lane[1:] == lane[:-1]) & (begun[1:] - done[:-1] > _LONG_PAUSE_NS)) + 1
+    around = doing_at(tables, lane[late], (done[late - 1] + begun[late]) // 2)
+    result[order[late]] = np.where(around >= 0, tables.name[np.maximum(around, 0)], -1)
+    return result
+
+
+def _placed(values: Int64Array, where: BoolArray) -> Int32Array:
+    result = np.full(len(where), -1, np.int32)
+    result[where] = values
+    return result
 
 
 def _pieces(activity: Activity, rows: Int64Array) -> Int64Array:

@@ -13,7 +13,9 @@ from tracekit.trace.events import BoolArray, Category, Int8Array, Int32Array, In
 from tracekit.units import NULL
 
 #: Synchronize calls, and copies that return when they are done; a copy that is called Async may still wait (pageable memory).
-_WAITS = re.compile(r"^(?:cuda|hip|cu|musa|xpu|ze)\w*[Ss]ynchronize\w*$|^(?:cuda|hip)Memcpy(?:WithStream|DtoH\w*|HtoD\w*)?$|^cuMemcpy(?:DtoH|HtoD)?(?:_v2)?$")
+_WAITS = re.compile(
+    r"^(?:cuda|hip|cu|musa|xpu|ze)\w*[Ss]ynchronize\w*$|^(?:cuda|hip)Memcpy(?:WithStream|DtoH\w*|HtoD\w*)?$|^cuMemcpy(?:DtoH|HtoD)?(?:_v2)?$"
+)
 
 Words = npt.NDArray[np.object_]
 #: Whether the next work of the calling stream waits for a communication, as its record says.
@@ -27,7 +29,7 @@ class Nodes:
     start: Int64Array
     end: Int64Array
     launch: Int64Array  # NULL unknown
-    stream: Int32Array  # a number for each stream of each device
+    stream: Int64Array  # a number for each stream of each device
     raw_stream: Int64Array  # as the trace has it
     thread: Int32Array  # host lane of the launch; -1 unknown
     comm: BoolArray
@@ -62,7 +64,7 @@ def nodes_of(activity: Activity, rows: Int64Array, stream: Int32Array, step: Int
         start=device.start[rows],
         end=device.end[rows],
         launch=device.launch_ts[rows],
-        stream=stream,
+        stream=stream.astype(np.int64),
         raw_stream=device.stream[rows].astype(np.int64),
         thread=np.where(launch >= 0, activity.tables.lane[np.maximum(launch, 0)], -1).astype(np.int32),
         comm=comm,

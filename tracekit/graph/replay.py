@@ -1,20 +1,19 @@
 """When everything would have run with other costs. Compiled: one pass over the nodes in an order in which causes come first.
 
-    start(v) = max(end of what v waits for; start of the launch-bound node before it + lag) + delay(v)
-    end(v)   = start(v) + cost(v)                                for work of one rank
-    end(v)   = latest start of all members + cost(v)             for a member of a collective or message (cost: its transfer)
+start(v) = max(end of what v waits for; start of the launch-bound node before it + lag) + delay(v)
+end(v)   = start(v) + cost(v)                                for work of one rank
+end(v)   = latest start of all members + cost(v)             for a member of a collective or message (cost: its transfer)
 """
 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
-from tracekit.compiled import COMPILED
+from tracekit.compiled import COMPILED, jit
 from tracekit.trace.events import Int32Array, Int64Array
 
 
-@njit(**COMPILED)  # type: ignore[untyped-decorator]
+@jit(**COMPILED)
 def replay(
     order: Int32Array,
     first: Int64Array,
@@ -52,7 +51,7 @@ def replay(
     return start, end
 
 
-@njit(**COMPILED)  # type: ignore[untyped-decorator]
+@jit(**COMPILED)
 def causal_order(
     first: Int64Array,
     source: Int32Array,

@@ -18,8 +18,8 @@ from math import ceil
 
 import numpy as np
 
-from tracekit.graph.build import StepGraph
 from tracekit.graph.kinds import Kinds, Places, ideal, of_kind, together
+from tracekit.graph.step_graph import StepGraph
 from tracekit.trace.events import BoolArray, Int64Array
 
 WORST_SHARE = 0.03

@@ -24,7 +24,7 @@ class Job:
     Ranks of which there is only a memory snapshot have a window without events; these are the last ones.
     ``operations`` and ``matches`` have the schemas of the same name. ``steps`` are step numbers that every present rank recorded whole.
     ``notes`` are what is to be told of the job as a whole ("2 of 4 ranks were read ...").
-    ``held`` keeps results of analyses that others build on.
+    ``held`` keeps results of analyses that others build on; ``what_if`` are the scenarios that a user asked for.
     """
 
     world_size: int | None
@@ -42,6 +42,7 @@ class Job:
     coverage: list[Coverage]
     notes: list[Note] = field(default_factory=list)
     held: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    what_if: tuple[str, ...] = ()
 
     @property
     def traced(self) -> list[Window]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from math import isfinite
 from typing import Any
 
@@ -32,6 +33,8 @@ ANALYSIS_KEYS = (
     "pipeline",
     "experts",
     "comparison",
+    "what_if",
+    "critical_path",
 )
 
 
@@ -154,4 +157,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "evidence": finding.evidence,
         "advice": finding.advice,
         "weight_us": finding.weight_ns / 1000,
+        "gain_us": microseconds(finding.gain_ns),
+        "subject": asdict(finding.subject),
+        "consequences": finding.consequences,
     }

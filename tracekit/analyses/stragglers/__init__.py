@@ -10,7 +10,8 @@ so the straggler is the rank with the SHORTEST communication kernels. Sends and 
 the one before it is part of a pipeline's schedule, not a slow rank; those waits are given apart (``pipeline_wait``). Only matched
 operations count. Figures "a step" are means over the steps that at least two ranks recorded, of collectives that began inside one.
 
-A rank that comes last in more than SYSTEMATIC_SHARE of an axis' collectives (and there are enough of them) is late as a rule.
+Who waits is not who is to blame: ranks inherit lateness from each other. Findings come from a replay (``graph.culprits``); the waits are
+their evidence, and the only hint where a job cannot be replayed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ import pandas as pd
 from tracekit.analyses import _thresholds as thresholds
 from tracekit.analyses._common import UNKNOWN_AXIS, a_step, axes, codes, rank_labels
 from tracekit.collectives.kinds import POINT_TO_POINT
-from tracekit.findings import Chart, Finding, Heatmap, Section, Severity, Table
+from tracekit.analyses.stragglers import culprits
+from tracekit.findings import Chart, Finding, Heatmap, Section, Subject, Table
+from tracekit.graph.culprits import CHANCE, tail
+from tracekit.graph.study import Study, study_of
 from tracekit.job.model import Job
 from tracekit.schema import Column, categorical, table
 from tracekit.trace.steps import step_times
@@ -72,7 +76,6 @@ _LATE = (
     "Compare this rank's compute and idle time with the others' in the step breakdown: uneven work, a slow or throttled device, "
     "host work (data loading, logging, checkpoints) that only it does."
 )
-_LATE_NOW_AND_THEN = "Late now and then: look for jitter on its host, garbage collection, data loading."
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,8 @@ class Stragglers:
     span: str
     unmatched: int
     operations: int
+    study: Study | None = None
+    reason: str = ""
 
     def caused_by_rank(self) -> dict[int, int]:
         """Wait that each rank caused [ns], all ranks with matched collectives."""
@@ -96,8 +101,10 @@ class Stragglers:
         return total
 
     def findings(self) -> list[Finding]:
-        """Ranks that others wait for, and how much of all communication is waiting."""
-        return [*self._late_ranks(), *self._wait_share(), *self._pipeline()]
+        """Who makes a step longer, by replay. Without one (``reason``): who comes last in collectives, as a hint."""
+        if self.study is not None:
+            return culprits.findings_of(self.study, self.waits, self.span)
+        return [*self._late_ranks(), *self._wait_share()]
 
     def sections(self) -> list[Section]:
         """Waits by rank and axis, and who caused them."""
@@ -144,40 +151,37 @@ class Stragglers:
         )
 
     def _late_ranks(self) -> list[Finding]:
+        """The rank that others wait for most, where it is last more often than chance makes it."""
+        if self.step_ns <= 0:
+            return []
         collectives = self.waits[~self.waits["pipeline"]]
         counts = collectives.groupby(["rank", "axis"], observed=True, as_index=False)["operations"].sum()
         taken = dict(zip(zip(counts["rank"].tolist(), counts["axis"].tolist(), strict=True), counts["operations"].tolist(), strict=True))
         found = []
         for _, part in self.caused.groupby(["rank", "axis"], observed=True, sort=False):
             rank, axis = int(part["rank"].iloc[0]), str(part["axis"].iloc[0])
-            others, caused = int(part["others"].max()), int(part["caused_in_steps_ns"].sum())
-            each = caused / others / self.steps
-            severity = thresholds.STRAGGLER.of(each / self.step_ns) if self.step_ns > 0 else None
-            if severity is not None:
-                worst = part.loc[part["caused_in_steps_ns"] == part["caused_in_steps_ns"].max()].iloc[0]
-                last_in = int(part["last_in"].sum())
-                found.append(self._late(rank, axis, worst, each, others, taken[rank, axis], last_in, severity))
-        return sorted(found, key=lambda finding: -finding.weight_ns)[:3]
+            others, last_in = int(part["others"].max()), int(part["last_in"].sum())
+            each = int(part["caused_in_steps_ns"].sum()) / others / self.steps
+            if thresholds.STRAGGLER.of(each / self.step_ns) is not None:
+                found.append(self._late(rank, axis, each, others, taken[rank, axis], last_in))
+        return sorted(found, key=lambda finding: -finding.weight_ns)[:1]
 
-    def _late(
-        self, rank: int, axis: str, worst: pd.Series[Any], each: float, others: int, taken: int, last_in: int, severity: Severity
-    ) -> Finding:
-        systematic = taken >= thresholds.SYSTEMATIC_COUNT and last_in > thresholds.SYSTEMATIC_SHARE * taken
-        if severity == "critical" and not systematic:
-            severity = "warning"
-        where = f"the {axis} {worst['kind']}" if axis != UNKNOWN_AXIS else f"the {worst['kind']} (axis not known)"
-        often = f"it comes last in {last_in:,} of its {taken:,} collectives there" if taken > 1 else "it comes last in its only one there"
-        rule = "as a rule" if systematic else "which may be chance" if taken < thresholds.SYSTEMATIC_COUNT else "now and then"
+    def _late(self, rank: int, axis: str, each: float, others: int, taken: int, last_in: int) -> Finding:
+        chance = min(1.0, (others + 1) * tail(last_in, taken, 1 / (others + 1)))
+        where = f"the {axis} collectives" if axis != UNKNOWN_AXIS else "collectives (axis not known)"
+        rule = "more often than chance makes it" if chance < CHANCE else "which may be chance"
         whom = f"{others} other ranks wait {format_ns(each)} each" if others > 1 else f"another rank wait {format_ns(each)}"
+        text = f"Rank {rank} possibly makes {whom} {self.span} at {where}: it comes last in {last_in:,} of {taken:,}, {rule}; "
         return Finding(
             "stragglers.rank",
-            severity,
-            f"Rank {rank} makes {whom} {self.span} at {where}: {often}, {rule}.",
+            "warning" if chance < CHANCE else "info",
+            f"{text}what a step would win is not known ({self.reason}).",
             value=each / NS_PER_US,
             unit="us",
             evidence=f"caused waits of rank {rank}: {plural(last_in, 'collective')} along {axis}",
-            advice=_LATE_NOW_AND_THEN if rule == "now and then" else _LATE,
+            advice=_LATE,
             weight_ns=int(each),
+            subject=Subject((rank,), axis if axis != UNKNOWN_AXIS else None),
         )
 
     def _wait_share(self) -> list[Finding]:
@@ -190,17 +194,6 @@ class Stragglers:
         advice = "A faster network would not win this time; even work between the ranks would."
         evidence = f"waits of {plural(int(rows['operations'].sum()), 'operation')}"
         return [Finding("stragglers.wait_share", severity, text, wait / busy, "share", evidence, advice)]
-
-    def _pipeline(self) -> list[Finding]:
-        rows = self.waits[self.waits["pipeline"]]
-        if not len(rows) or self.step_ns <= 0:
-            return []
-        each = float(rows["wait_in_steps_ns"].sum()) / rows["rank"].nunique() / self.steps
-        if thresholds.IDLE_WAITING.of(each / self.step_ns) is None:
-            return []
-        text = f"Ranks wait {format_ns(each)} {self.span} in sends and receives for their peer ({each / self.step_ns:.0%} of it)."
-        advice = "Waits between pipeline stages are the schedule's bubble: more micro-batches, an interleaved schedule, or evener stages."
-        return [Finding("stragglers.pipeline_wait", "info", text, each / NS_PER_US, "us", "waits of point-to-point operations", advice)]
 
     def _heatmap(self) -> Heatmap:
         p2p = zip(self.waits["axis"].tolist(), self.waits["pipeline"].tolist(), strict=True)
@@ -223,6 +216,7 @@ def analyze(job: Job) -> Stragglers:
     """Sum up who waited, and for whom."""
     shared, step_ns = _steps(job)
     matched = job.operations[job.operations["match"] >= 0]
+    study = study_of(job)
     unmatched = len(job.operations) - len(matched)
     rows = _matched_rows(job, matched, shared)
     return Stragglers(
@@ -234,6 +228,8 @@ def analyze(job: Job) -> Stragglers:
         span=a_step(pd.DataFrame({"step": np.array(sorted(shared), np.int64)})),
         unmatched=unmatched,
         operations=len(job.operations),
+        study=study if isinstance(study, Study) else None,
+        reason="" if isinstance(study, Study) else study.reason,
     )
 
 

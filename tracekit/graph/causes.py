@@ -1,0 +1,100 @@
+"""What makes a culprit slow, as far as its trace tells it from its peers'."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from tracekit.collectives.purpose import role_of_axis
+from tracekit.graph.culprits import Culprit
+from tracekit.graph.host import doing_words
+from tracekit.graph.study import Study
+from tracekit.trace.events import BoolArray
+
+Kind = Literal["more_kernels", "slower_kernels", "tokens", "host", "pause", "gap", "link", "stage", "moving"]
+#: Kernels of one name that take this much longer are slower; of so much of the compute, the device is.
+_SLOWER, _MOST = 1.03, 0.7
+#: More kernels than this above the peers are other work.
+_MORE = 1.02
+
+
+@dataclass(frozen=True)
+class Reason:
+    """``factor``: of what the kind is about (kernels, their durations); ``doing``: what the host did; ``name``: of a kernel or host range."""
+
+    kind: Kind
+    factor: float = 1.0
+    doing: str = ""
+    name: str = ""
+
+
+def reason_of(study: Study, culprit: Culprit) -> Reason:
+    """The kind of cause: from what exceeds the peers' most."""
+    if culprit.scope in ("group", "moving"):
+        return Reason("link" if culprit.scope == "group" else "moving")
+    loads = study.search.loads
+    compute, gap = (float(part[culprit.entries].sum()) for part in (loads.compute_excess, loads.gap_excess))
+    own = np.isin(study.graph.rank, culprit.ranks) & ~study.graph.comm
+    peers = _peers(study, culprit) & ~study.graph.comm
+    if culprit.scope != "stage" and gap > compute:
+        return _late(study, culprit)
+    count = _ratio(int(own.sum()) / len(culprit.ranks), int(peers.sum()), len(np.unique(study.graph.rank[peers])))
+    slower, share, factor = _slower(study, own, peers)
+    if count > _MORE and share < _MOST:
+        return Reason("stage" if culprit.scope == "stage" else "more_kernels", count)
+    if slower and share >= _MOST:
+        return Reason("slower_kernels", factor, name=slower)
+    experts = any(role_of_axis(axis.name) == "expert" for axis in study.job.mesh.axes)
+    if slower and experts and culprit.scope == "rank":
+        return Reason("tokens", factor, name=slower)
+    return Reason("stage" if culprit.scope == "stage" else "slower_kernels", factor, name=slower)
+
+
+def _peers(study: Study, culprit: Culprit) -> BoolArray:
+    """Nodes of the other ranks of the culprit's stage; of a whole stage (or a rank alone in it) those of the other stages."""
+    places, graph = study.places, study.graph
+    stages = set(places.stage[np.isin(places.ranks, culprit.ranks)].tolist())
+    of_node = places.of(graph.rank, places.stage)
+    others: BoolArray = ~np.isin(graph.rank, culprit.ranks)
+    same = others & np.isin(of_node, list(stages))
+    return same if same.any() else others
+
+
+def _ratio(own: float, peers: int, ranks: int) -> float:
+    return own / (peers / ranks) if peers and ranks else 1.0
+
+
+def _slower(study: Study, own: BoolArray, peers: BoolArray) -> tuple[str, float, float]:
+    """(name that costs most among slower ones, share of the common compute that is slower, by how much it is)."""
+    graph = study.graph
+    mine = pd.Series(graph.cost[own]).groupby(graph.name[own]).agg(["mean", "sum"])
+    theirs = pd.Series(graph.cost[peers]).groupby(graph.name[peers]).mean()
+    both = mine.join(theirs.rename("theirs"), how="inner")
+    both = both[both["theirs"] > 0]
+    ratio = both["mean"] / both["theirs"]
+    slow = both[ratio > _SLOWER]
+    if not len(slow) or not both["sum"].sum():
+        return "", 0.0, 1.0
+    worst = int(slow.index[int(np.argmax(slow["sum"].to_numpy()))])
+    factor = float(slow["sum"].sum() / (slow["theirs"] * slow["sum"] / slow["mean"]).sum())
+    return graph.names[worst], float(slow["sum"].sum() / both["sum"].sum()), factor
+
+
+def _late(study: Study, culprit: Culprit) -> Reason:
+    """The host was late: what it did before the launches that its peers made earlier."""
+    graph, loads = study.graph, study.search.loads
+    inside = culprit.entries[loads.of_node] & (graph.gap > 0)
+    heavy = inside & (loads.gap_excess[loads.of_node] > 0)
+    said: Counter[str] = Counter()
+    for code, ns in zip(graph.doing[heavy].tolist(), graph.gap[heavy].tolist(), strict=True):
+        said[graph.names[code] if code >= 0 else ""] += ns
+    name = max(said, key=lambda text: said[text], default="")
+    if name and said[name] < 0.3 * sum(said.values()):
+        name = ""
+    known = (graph.returned[heavy] != np.iinfo(np.int64).min).any()
+    once = culprit.steps <= max(1, graph.steps // 4) and graph.steps > 2
+    return Reason("pause" if once else "host" if known else "gap", doing=doing_words(name), name=name)
