@@ -238,9 +238,11 @@ class MadeJob:
         self._clock = (2_000.0, 1 + 2e-5) if self.cause.name == "drift" and rank >= shape.world // 2 else (0.0, 1.0)
         for step in range(shape.steps):
             own = [w for w in works if w.step == step and w.lane == HOST]
-            begin, end = self._at(own[0].start - 1), self._at(own[-1].end + 1)
+            begin, end = self._at(own[0].start), self._at(own[-1].end)
             trace.step(step + 1, begin, end - begin)
         seqs: dict[str, int] = {}
+        for name, start, end in _ranges(works):
+            trace.annotation(name, self._at(start), round(self._at(end) - self._at(start), 3))
         for work in works:
             self._event(trace, work, seqs)
         return trace
@@ -259,9 +261,6 @@ class MadeJob:
             return
         assert work.launch is not None
         at = self._at(work.launch.start + 1)
-        around = work.meta.get("around")
-        if around:
-            trace.annotation(around, at - 1, LAUNCH)
         if work.join is None:
             trace.kernel(work.name, start, us, COMPUTE, launch=at)
             return
@@ -275,6 +274,20 @@ class MadeJob:
             work.name, start, us, size, group=str(1 + AXES.index(axis)), description=f"mesh_{axis}", ranks=list(meta["members"]),
             seq=None if work.name in ("send", "recv") else seqs[axis], stream=work.lane, launch=at, **own,
         )  # fmt: skip
+
+
+def _ranges(works: list[Work]) -> list[tuple[str, float, float]]:
+    """(name, start, end) of the program's ranges on the host: around all launches of one piece that follow each other."""
+    found: list[tuple[str, float, float]] = []
+    for work in works:
+        around = work.meta.get("around")
+        if work.launch is None or not around:
+            continue
+        if found and found[-1][0] == around and work.launch.start - found[-1][2] < LAUNCH:
+            found[-1] = (around, found[-1][1], work.launch.end)
+        else:
+            found.append((around, work.launch.start, work.launch.end))
+    return found
 
 
 def one_f_one_b(stage: int, stages: int, batches: int) -> list[tuple[str, int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -47,10 +47,24 @@ class Finding:
     gain_ns: int | None = None
     subject: Subject = Subject()
     consequences: tuple[str, ...] = ()
+    absorbs: tuple[str, ...] = ()  # ids of findings that only tell of its consequences: their sentences stand under it
+
+
+def merged(findings: Iterable[Finding]) -> list[Finding]:
+    """One finding a cause: what a finding absorbs becomes its consequence. Of several that absorb one id the first does."""
+    left = list(findings)
+    result: list[Finding] = []
+    taken: set[str] = set()
+    for finding in left:
+        wanted = set(finding.absorbs) - taken
+        told = tuple(other.text for other in left if other.id in wanted and other is not finding)
+        taken |= wanted
+        result.append(replace(finding, consequences=(*finding.consequences, *told)) if told else finding)
+    return [finding for finding in result if finding.id not in taken]
 
 
 #: How findings begin that stand before all others: a job that failed, then data that cannot be trusted.
-_FAILED = ("hang.", "memory.oom")
+_FAILED = ("hang.", "memory.out_of_memory")
 _UNTRUSTED = ("coverage.",)
 
 

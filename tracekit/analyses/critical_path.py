@@ -53,10 +53,12 @@ class CriticalWork:
         series = {kind: (share[kind] / NS_PER_US).tolist() for kind in KINDS if kind in share}
         labels = ["recorded window" if step == NULL else f"step {step}" for step in share.index.tolist()]
         keys = ["kind", "axis", "rank"]
-        by = self.pieces.groupby(keys, as_index=False)["duration_ns"].agg(["sum", "size"]).sort_values("sum", ascending=False, kind="stable")
+        by = (
+            self.pieces.groupby(keys, as_index=False)["duration_ns"].agg(["sum", "size"]).sort_values("sum", ascending=False, kind="stable")
+        )
         frame = pd.DataFrame({**{key: by[key] for key in keys}, "us": by["sum"] / NS_PER_US, "pieces": by["size"]}).reset_index(drop=True)
         headings = {"kind": "Kind", "axis": "Axis", "rank": "Rank", "us": "On the path [us]", "pieces": "Pieces"}
-        lead = "The chain of work that sets the length of a step: to shorten a step, something on it must get shorter. Idle is what nothing explains."
+        lead = "The chain of work that sets the length of a step: only what is on it can shorten one. Idle is what nothing explains."
         parts = Table("Critical path by kind, axis and rank", frame, headings, missing={"axis": "no communication"})
         return [Section("Critical path", lead, (StackedBars("What the critical path is made of", labels, series, "us"), parts))]
 

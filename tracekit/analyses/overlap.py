@@ -27,7 +27,7 @@ import pandas as pd
 from tracekit.analyses import _exposed
 from tracekit.analyses import _thresholds as thresholds
 from tracekit.analyses._common import CUT, STEP_COLUMNS, UNKNOWN_AXIS, a_step, axes, mean_by_rank, measured, rank_labels, step_frame, whole
-from tracekit.findings import Chart, Finding, Heatmap, Section, StackedBars, Table
+from tracekit.findings import Chart, Finding, Heatmap, Section, StackedBars, Subject, Table
 from tracekit.job.activity import Activity, Work
 from tracekit.job.model import Job
 from tracekit.schema import Column, categorical, table
@@ -155,10 +155,16 @@ class Overlap:
         if severity is None:
             text = f"{hidden:.0%} of the communication is hidden behind compute; {share:.1%} of {span} is exposed."
             return Finding("overlap.hidden", "info", text, value=hidden, unit="share", evidence=evidence)
-        text = f"{share:.0%} of {span} is communication that no compute hides ({format_ns(exposed)}); {hidden:.0%} of all is hidden."
         axes = self._mean_by_axis()
-        advice = _advice(str(axes["exposed_ns"].idxmax())) if len(axes) else _GENERAL_ADVICE
-        return Finding("overlap.exposed", severity, text, share, "ratio of step", evidence, advice, int(exposed))
+        worst = str(axes["exposed_ns"].idxmax()) if len(axes) else ""
+        most = f", most of it along {worst}" if len(axes) > 1 and worst != UNKNOWN_AXIS else ""
+        text = f"Exposed communication: {format_ns(exposed)} {span} ({share:.0%}){most}; {hidden:.0%} of all is overlapped."
+        advice = _advice(worst) if worst else _GENERAL_ADVICE
+        subject = Subject(axis=worst if worst and worst != UNKNOWN_AXIS else None)
+        absorbs = ("overlap.exposed_axis",)
+        return Finding(
+            "overlap.exposed", severity, text, share, "ratio of step", evidence, advice, int(exposed), subject=subject, absorbs=absorbs
+        )
 
     def _axes(self, step: float, span: str) -> list[Finding]:
         means = self._mean_by_axis()

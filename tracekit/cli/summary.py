@@ -23,7 +23,7 @@ from tracekit.report.quantity import quantity
 from tracekit.report.tables import table_data
 from tracekit.report.text import visible
 
-MOST_PROBLEMS, MOST_FINDINGS, MOST_RANKS, WORST_RANKS = 10, 8, 16, 3
+MOST_PROBLEMS, MOST_FINDINGS, MOST_RANKS, WORST_RANKS = 10, 7, 16, 3
 _NARROW, _LONGEST_NAME = 90, 48
 _COLUMNS = (
     ("step_us", "step", True),
@@ -239,6 +239,8 @@ def _findings(out: Console, findings: Sequence[Mapping[str, Any]]) -> None:
         grid.add_column(width=8, no_wrap=True)
         grid.add_column(overflow="fold")
         grid.add_row(Text(finding["severity"], style=_STYLES[finding["severity"]]), text(finding["text"]))
+        for told in finding["consequences"][:2]:
+            grid.add_row("", text(told))
         if finding["advice"] and finding["advice"] not in advised:
             advised.add(finding["advice"])
             grid.add_row("", text(finding["advice"], "dim"))

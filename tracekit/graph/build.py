@@ -219,7 +219,9 @@ def _in_order(graph: StepGraph) -> StepGraph:
     members = members[np.argsort(graph.join[members], kind="stable")].astype(np.int32)
     join_first = np.searchsorted(graph.join[members], np.arange(graph.joins + 1)).astype(np.int64)
     by_start = np.argsort(graph.start, kind="stable").astype(np.int32)
-    order, lacks = causal_order(graph.first, graph.source, graph.join, join_first, members, graph.host_source, by_start)
+    order, lacks = causal_order(
+        graph.first, graph.source, graph.join, join_first, np.asarray(members, np.int32), graph.host_source, by_start
+    )
     circles = int((lacks > 0).sum())
     if not circles:
         return replace(graph, order=order)

@@ -24,7 +24,7 @@ _MORE = 1.02
 
 @dataclass(frozen=True)
 class Reason:
-    """``factor``: of what the kind is about (kernels, their durations); ``doing``: what the host did; ``name``: of a kernel or host range."""
+    """``factor`` of what the kind is about (kernels, their durations); ``doing``: what the host did; ``name``: kernel or host range."""
 
     kind: Kind
     factor: float = 1.0

@@ -88,7 +88,7 @@ def _slots(graph: StepGraph, kinds: Kinds, stage: Int64Array, alone: BoolArray) 
     differs = most.groupby([stage, graph.step]).transform("nunique").to_numpy() > 1
     within = np.where(alone, 0, np.where(differs, -2 - kinds.kind, kinds.segment))
     frame = pd.DataFrame({"stage": stage, "step": graph.step, "within": within})
-    return frame.groupby(list(frame.columns), sort=False).ngroup().to_numpy(np.int64).reshape(-1)
+    return np.asarray(frame.groupby(list(frame.columns), sort=False).ngroup(), np.int64)
 
 
 def _of_others(slot: Int64Array, load: Floats) -> Floats:

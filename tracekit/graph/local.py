@@ -13,7 +13,7 @@ import numpy as np
 
 from tracekit.graph.edges import Edges, find_edges
 from tracekit.graph.host import doing_at
-from tracekit.graph.nodes import NOT_TOLD, NOT_WAITED_FOR, WAITED_FOR, nodes_of
+from tracekit.graph.nodes import NOT_TOLD, NOT_WAITED_FOR, WAITED_FOR, nodes_of, waits_for_device
 from tracekit.job.activity import Activity, Work
 from tracekit.job.operations import RECORDS
 from tracekit.trace import correlate
@@ -139,16 +139,26 @@ def _phases(activity: Activity, rows: Int64Array) -> Int8Array:
 
 
 def _doing(activity: Activity, rows: Int64Array) -> Int32Array:
-    """Name of what the host did in the middle of each long pause between the launches of its thread; -1 elsewhere."""
+    """Name of what the host did in each long pause before a launch, since the runtime call before it on its thread; -1 elsewhere.
+
+    Where that call itself was long, it is its name, unless it waited for the device.
+    """
     tables, launch = activity.tables, activity.device.launch_row[rows]
     result = np.full(len(rows), -1, np.int32)
-    known = np.flatnonzero(launch >= 0)
-    order = known[np.lexsort((tables.ts[launch[known]], tables.lane[launch[known]]))]
-    lane, begun = tables.lane[launch[order]], tables.ts[launch[order]]
-    done = begun + np.maximum(tables.dur[launch[order]], 0)
-    late = np.flatnonzero((lane[1:] == lane[:-1]) & (begun[1:] - done[:-1] > _LONG_PAUSE_NS)) + 1
-    around = doing_at(tables, lane[late], (done[late - 1] + begun[late]) // 2)
-    result[order[late]] = np.where(around >= 0, tables.name[np.maximum(around, 0)], -1)
+    calls = tables.rows(Category.RUNTIME)
+    calls = calls[np.lexsort((tables.ts[calls], tables.lane[calls]))]
+    place = np.full(len(tables), -1, np.int64)
+    place[calls] = np.arange(len(calls))
+    known = np.flatnonzero((launch >= 0) & (place[np.maximum(launch, 0)] > 0))
+    before = calls[place[launch[known]] - 1]
+    known, before = known[tables.lane[before] == tables.lane[launch[known]]], before[tables.lane[before] == tables.lane[launch[known]]]
+    begun, done = tables.ts[launch[known]], tables.ts[before] + np.maximum(tables.dur[before], 0)
+    waits = tables.each_text(tables.name[before], waits_for_device)
+    long_call = (done - tables.ts[before] > _LONG_PAUSE_NS) & ~waits
+    result[known[long_call]] = tables.name[before[long_call]]
+    late = np.flatnonzero(begun - done > _LONG_PAUSE_NS)
+    around = doing_at(tables, tables.lane[before[late]], (done[late] + begun[late]) // 2)
+    result[known[late]] = np.where(around >= 0, tables.name[np.maximum(around, 0)], result[known[late]])
     return result
 
 

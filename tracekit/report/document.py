@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from tracekit import __version__
-from tracekit.findings import Finding, Result, ranked
+from tracekit.findings import Finding, Result, merged, ranked
 from tracekit.job.model import Job
 from tracekit.notes import sentence, sentences
 from tracekit.report.operations import operations_json, time_zero
@@ -67,7 +67,7 @@ def document(job: Job, results: Mapping[str, Result], *, operations: bool = Fals
         **{key: given.pop(key, None) for key in ANALYSIS_KEYS},
         **given,
         "not_measured": clean(not_measured),
-        "findings": [clean(_finding(finding)) for finding in ranked(list(_all_findings(results)))],
+        "findings": [clean(_finding(finding)) for finding in ranked(merged(_all_findings(results)))],
     }
 
 

@@ -120,6 +120,6 @@ def _slow_links(found: Sequence[Link], hardware: Hardware | None) -> list[Findin
         if link.best_gb_s is not None:
             share = link.best_gb_s / hardware.inside.gb_s
             text = f"Collectives of axis {link.axis} reach {link.best_gb_s:.1f} GB/s at best, {100 * share:.0f}% of {hardware.inside.name}."
-            severity: Severity = "warning" if share < 0.5 and link.operations >= 10 else "info"
+            severity: Severity = "info"
             result.append(Finding("comparison.link", severity, text, share, "share", "links"))
     return result

@@ -17,7 +17,7 @@ def findings(summary: Summary, gaps: pd.DataFrame, runs: pd.DataFrame) -> list[F
     unequal = _unequal(summary, gaps)
     if not len(known) or summary.measured is None:
         return unequal
-    return [*_bubble(summary, known), *_above(summary, gaps, known), *unequal]
+    return [*_bubble(summary, known), *_above(summary, known), *unequal]
 
 
 def _name(summary: Summary) -> str:
@@ -35,22 +35,24 @@ def _bubble(summary: Summary, known: pd.DataFrame) -> list[Finding]:
     severity = thresholds.BUBBLE.of(measured)
     if severity is None:
         return []
-    bubble = format_ns(float(known["bubble_ns"].mean()))
-    text = f"Ranks have no pipeline work for {measured:.0%} of a run of the schedule ({bubble} of {format_ns(run)}; {_name(summary)})"
+    bubble, at_best = format_ns(float(known["bubble_ns"].mean())), ""
+    if summary.ideal is not None:
+        batches = plural(summary.micro_batches, "micro-batch", "micro-batches")
+        at_best = f", where {summary.schedule} with {batches} leaves {summary.ideal:.0%} at best"
+    text = (
+        f"Pipeline bubble: ranks have no pipeline work for {measured:.0%} of a run of the schedule ({bubble} of {format_ns(run)}){at_best}."
+    )
     advice, won = "More micro-batches, or a schedule with a smaller bubble.", 0.0
-    if summary.ideal is None:
-        text += "."
-    else:
-        text += f"; equal stages and free messages would leave {summary.ideal:.0%}."
     if summary.ideal is not None and summary.ideal_twice is not None:
         won = max(0.0, busy / (1 - summary.ideal) - busy / (1 - summary.ideal_twice))
-        advice = f"With {2 * summary.micro_batches} micro-batches the schedule itself would leave {summary.ideal_twice:.0%}"
+        advice = f"{2 * summary.micro_batches} micro-batches leave {summary.ideal_twice:.0%} at best"
         single = summary.virtual == 1 < summary.ranks
-        advice += "; two stages a rank (interleaved) would halve it, zero-bubble schedules fill it." if single else "."
-    return [Finding("pipeline.bubble", severity, text, measured, "share of run", _evidence(known), advice, round(won))]
+        advice += "; two stages a rank (interleaved) halve it, zero-bubble schedules fill it." if single else "."
+    absorbs = ("pipeline.above_ideal",)
+    return [Finding("pipeline.bubble", severity, text, measured, "share of run", _evidence(known), advice, round(won), absorbs=absorbs)]
 
 
-def _above(summary: Summary, gaps: pd.DataFrame, known: pd.DataFrame) -> list[Finding]:
+def _above(summary: Summary, known: pd.DataFrame) -> list[Finding]:
     if summary.ideal is None or summary.measured is None:
         return []
     above = summary.measured - summary.ideal
@@ -64,10 +66,6 @@ def _above(summary: Summary, gaps: pd.DataFrame, known: pd.DataFrame) -> list[Fi
         causes.append(f"unequal stages explain {stages * 100:.0f} of these {above * 100:.0f} points")
     parts = {name: float((known[f"{name}_ns"] / known["run_ns"]).mean()) for name in ("fill", "waiting", "other", "drain")}
     causes.append(f"{parts['other']:.0%} of a run is gaps in which the next piece could already have begun (messages, the host)")
-    waited = gaps.groupby("for_stage")["waited"].sum()
-    if len(waited) and waited.max() > 0:
-        stage, each = int(str(waited.idxmax())), float(waited.max()) / len(known)
-        causes.append(f"ranks wait most for stage {stage} ({format_ns(each)} a rank and run)")
     advice = "Balance the layers of the stages." if parts["other"] < above / 2 else (
         "Send messages asynchronously on a stream of their own, keep the host ahead of the device, and balance the stages."
     )  # fmt: skip

@@ -15,7 +15,7 @@ from tracekit.graph.study import Study
 from tracekit.units import format_ns, listed, plural, shortened
 
 _ADVICE = {
-    "more_kernels": "Find what this rank computes more of: uneven layers or parameters, another code path, evaluation or logging on one rank.",
+    "more_kernels": "Find what this rank computes more of: uneven layers or parameters, another code path, evaluation on one rank only.",
     "slower_kernels": "Compare this device's clocks, temperature and power (nvidia-smi -q -d CLOCK,PERFORMANCE; rocm-smi) with its peers'; "
     "exchange it if they differ, look for larger inputs if they don't.",
     "tokens": "Balance the router (auxiliary loss, bias), limit the capacity, or place the busiest experts on other ranks.",
@@ -28,6 +28,17 @@ _ADVICE = {
     "stage": "Move layers from this stage to others, or give it less: an even split by measured time, not by number of layers.",
     "moving": "Even out the work of one step: pack or bucket sequences by length, balance tokens over ranks, not samples.",
 }
+
+
+#: Findings of other analyses that only measure how ranks differ; who differs, and what it costs, is said here.
+_ABSORBED = (
+    "breakdown.compute_imbalance",
+    "kernels.uneven",
+    "pipeline.unequal_stages",
+    "collectives.slow_group",
+    "stragglers.wait_share",
+    "experts.imbalance",
+)
 
 
 def _ranks(ranks: Sequence[int]) -> str:
@@ -61,45 +72,64 @@ def _finding(study: Study, culprit: Culprit, reason: Reason, waits: pd.DataFrame
         own = int(study.places.stage[study.places.ranks == culprit.ranks[0]][0])
         subject = Subject(culprit.ranks, stage=own)
     return Finding(
-        id={"group": "links.slow_group", "stage": "pipeline.slow_stage", "moving": "stragglers.moving"}.get(culprit.scope, "stragglers.rank"),
+        id={"group": "links.slow_group", "stage": "pipeline.slow_stage", "moving": "stragglers.moving"}.get(
+            culprit.scope, "stragglers.rank"
+        ),
         severity=thresholds.GAIN.of(share) or "info",
         text=f"{_what(study, culprit, reason, span)} {gain}",
         value=culprit.gain_ns / 1000,
         unit="us",
         evidence=f"replay of {plural(study.graph.steps, 'step')} over {plural(len(study.places.ranks), 'rank')} "
         f"(it misses the measured step by {study.error:.1%})",
-        advice=_ADVICE[reason.kind],
+        advice=_ADVICE["stage" if culprit.scope == "stage" else reason.kind],
         weight_ns=int(culprit.gain_ns),
         gain_ns=int(culprit.gain_ns),
         subject=subject,
         consequences=tuple(_consequences(study, culprit, waits, span)) if first else (),
+        absorbs=_ABSORBED if first else (),
     )
 
 
 def _what(study: Study, culprit: Culprit, reason: Reason, span: str) -> str:
     """The cause in a sentence."""
-    more = format_ns(culprit.excess_ns)
-    who = f"Rank {culprit.ranks[0]}" if len(culprit.ranks) == 1 else f"Ranks {_ranks(culprit.ranks)}"
-    if culprit.scope == "node":
-        who = f"The node of ranks {_ranks(culprit.ranks)}"
-    peers = "the other stages" if culprit.scope == "stage" else "its peers"
+    more, ranks = format_ns(culprit.excess_ns), _ranks(culprit.ranks)
     if culprit.scope == "group":
-        return f"Transfers of the {culprit.axis} group of ranks {_ranks(culprit.ranks)} take {more} longer {span} than those of the other groups of the axis."
+        siblings = "those of the other groups of the axis"
+        return f"Transfers of the {culprit.axis} group of ranks {ranks} take {more} longer {span} than {siblings}."
     if culprit.scope == "moving":
-        return f"Another rank is slow in each step: the slowest one needs {more} more than its peers (uneven sequence lengths or tokens)."
+        lead = f"Another rank is slow in each step: the slowest one needs {more} more than its peers"
+        return f"{lead} (uneven sequence lengths or tokens)."
+    several = len(culprit.ranks) > 1
     if culprit.scope == "stage":
-        ranks = f"rank{'s' if len(culprit.ranks) > 1 else ''} {_ranks(culprit.ranks)}"
-        why = {"slower_kernels": f"its kernels take {reason.factor:.2f} times as long as theirs", "stage": "it holds more work"}
-        return f"Stage {culprit.stage} ({ranks}) computes {more} longer {span} than the other stages: {why.get(reason.kind, 'it holds more work')}."
-    return {
-        "more_kernels": f"{who} computes {more} longer {span} than {peers}: it runs {reason.factor:.2f} times as many kernels.",
-        "slower_kernels": f"{who} computes {more} longer {span} than {peers}: the same kernels take {reason.factor:.2f} times as long "
-        f"there{_examples(reason)}.",
-        "tokens": f"{who} computes {more} longer {span} than {peers}, in kernels that depend on its tokens{_examples(reason)}: its experts get more of them.",
-        "host": f"{who}'s host launches its work {more} later {span} than {peers}'{_doing(reason)}.",
-        "pause": f"{who}'s host stopped in {plural(culprit.steps, 'step')} of {study.graph.steps}{_doing(reason)}: {more} more {span}, on average, than {peers}.",
-        "gap": f"{who}'s device waits {more} longer {span} than {peers}' for work, with nothing in the trace that says for what.",
-    }.get(reason.kind, f"{who} needs {more} more {span} than {peers}.")  # fmt: skip
+        lead = f"Stage {culprit.stage} (rank{'s' if several else ''} {ranks}) computes {more} longer {span} than the other stages"
+        return f"{lead}: {_of_stage(reason, several)}."
+    who = f"The node of ranks {ranks}" if culprit.scope == "node" else f"Rank {ranks}"
+    return _of_rank(study, culprit, reason, who, f"{more} longer {span} than its peers", f"{more} later {span} than its peers'")
+
+
+def _of_stage(reason: Reason, several: bool) -> str:
+    if reason.kind == "slower_kernels":
+        times = f"its kernels take {reason.factor:.2f} times as long as theirs"
+        return f"{times}, on all of its ranks, so each holds more work" if several else f"{times}: more work in each, or a slower device"
+    return f"it runs {reason.factor:.2f} times as many kernels" if reason.factor > 1 else "it holds more work"
+
+
+def _of_rank(study: Study, culprit: Culprit, reason: Reason, who: str, longer: str, later: str) -> str:
+    if reason.kind == "more_kernels":
+        return f"{who} computes {longer}: it runs {reason.factor:.2f} times as many kernels."
+    if reason.kind == "slower_kernels":
+        return f"{who} computes {longer}: the same kernels take {reason.factor:.2f} times as long there{_examples(reason)}."
+    if reason.kind == "tokens":
+        return f"{who} computes {longer}, in kernels that depend on its tokens{_examples(reason)}: its experts get more of them."
+    if reason.kind == "host":
+        return f"The host of {who[0].lower()}{who[1:]} launches its work {later}{_doing(reason)}."
+    if reason.kind == "pause":
+        when = f"in {plural(culprit.steps, 'step')} of {study.graph.steps}"
+        cost = f"{format_ns(culprit.excess_ns * study.graph.steps)} in all"
+        return f"The host of {who[0].lower()}{who[1:]} stopped {when}{_doing(reason)}: {cost} more than its peers."
+    if reason.kind == "gap":
+        return f"The device of {who[0].lower()}{who[1:]} waits {longer} for work, with nothing in the trace that says for what."
+    return f"{who} needs {longer}."
 
 
 def _examples(reason: Reason) -> str:
@@ -107,10 +137,13 @@ def _examples(reason: Reason) -> str:
 
 
 def _doing(reason: Reason) -> str:
+    """What the host did meanwhile, with the name of its range."""
     if not reason.name:
         return ""
-    words = f" while {reason.doing}" if reason.doing and not reason.doing.startswith("the ") else f" because of {reason.doing}" if reason.doing else ""
-    return f"{words} ({shortened(reason.name)})" if words else f" while it is in {shortened(reason.name)}"
+    name = shortened(reason.name)
+    if not reason.doing:
+        return f" while it is in {name}"
+    return f" because of {reason.doing} ({name})" if reason.doing.startswith("the ") else f" while {reason.doing} ({name})"
 
 
 def _consequences(study: Study, culprit: Culprit, waits: pd.DataFrame, span: str) -> list[str]:
@@ -120,7 +153,10 @@ def _consequences(study: Study, culprit: Culprit, waits: pd.DataFrame, span: str
     others = waits[~waits["rank"].isin(culprit.ranks) & ~waits["pipeline"]]
     waited = others.groupby("rank")["wait_in_steps_ns"].sum() / study.graph.steps
     waited = waited[waited > thresholds.STRAGGLER.info * study.search.step_ns]
-    said = [f"{plural(len(waited), 'rank')} wait{'s' if len(waited) == 1 else ''} {format_ns(float(waited.mean()))} {span} in collectives."] if len(waited) else []
+    said = []
+    if len(waited):
+        mean = format_ns(float(waited.mean()))
+        said.append(f"{plural(len(waited), 'rank')} wait{'s' if len(waited) == 1 else ''} {mean} {span} in collectives.")
     mates = _mates(study, culprit)
     if mates:
         name = f"rank {culprit.ranks[0]} is the cause" if len(culprit.ranks) == 1 else "they inherit its lateness"
@@ -134,12 +170,12 @@ def _mates(study: Study, culprit: Culprit) -> Sequence[int]:
     if len(culprit.ranks) != 1:
         return ()
     rank = culprit.ranks[0]
-    near = {member for group in job.groups.groups if group.ranks and rank in group.ranks and len(group.ranks) < (job.world_size or 0)
-            for member in group.ranks}  # fmt: skip
-    last = job.matches[(job.matches["last_start_ns"] - job.matches["first_start_ns"]) > 0.01 * study.search.step_ns]
-    own = np.array([rank in (job.groups[int(g)].ranks or ()) if g >= 0 else False for g in last["group"]], np.bool_)
-    often = last[~own & (last["kind"] != "send").to_numpy()]["last_rank"].value_counts()
-    return sorted({int(r) for r in often.index.tolist() if r in near} | ({rank} if any(r in near for r in often.index) else set())) if len(often) else ()
+    inner = [group.ranks for group in job.groups.groups if group.ranks and rank in group.ranks and len(group.ranks) < (job.world_size or 0)]
+    late = job.matches[(job.matches["last_start_ns"] - job.matches["first_start_ns"]) > 0.01 * study.search.step_ns]
+    without = [number < 0 or rank not in (job.groups[number].ranks or ()) for number in late["group"].tolist()]
+    last = set(late[np.array(without, np.bool_) & (late["kind"] != "send").to_numpy()]["last_rank"].tolist())
+    mates = last & {member for ranks in inner for member in ranks}
+    return sorted(mates | {rank}) if mates else ()
 
 
 def _none(study: Study) -> list[Finding]:
@@ -151,5 +187,6 @@ def _none(study: Study) -> list[Finding]:
     stage = pd.Series(study.places.stage, index=study.places.ranks)
     of_stage = total.groupby(stage.reindex(total.index).to_numpy())
     spread = float(((of_stage.max() - of_stage.min()) / of_stage.median().clip(lower=1)).max())
-    text = f"No straggler: ranks with the same work differ by {spread:.1%} in compute, and no rank, node, group or stage alone makes a step 1% longer."
-    return [Finding("stragglers.none", "info", text, spread, "share", f"replay of {plural(study.graph.steps, 'step')}")]
+    text = f"No straggler: ranks with the same work differ by {spread:.1%} in compute, and none alone makes a step 1% longer."
+    evidence = f"replay of {plural(study.graph.steps, 'step')}"
+    return [Finding("stragglers.none", "info", text, spread, "share", evidence, absorbs=_ABSORBED)]
