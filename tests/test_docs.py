@@ -13,12 +13,12 @@ SAMPLE = ROOT / "sample_traces" / "ddp_gloo_2ranks"
 
 
 def _keys(value: Any) -> Iterator[str]:
-    """Keys of objects at any depth; ranks that stand as keys, and keys of not_measured, are data."""
+    """Keys of objects at any depth; ranks and kinds of work that stand as keys, and keys of not_measured, are data."""
     if isinstance(value, dict):
         for key, inner in value.items():
             if not key.isdigit():
                 yield key
-            if key != "not_measured":
+            if key not in ("not_measured", "by_type"):
                 yield from _keys(inner)
     elif isinstance(value, list):
         for inner in value:

@@ -30,7 +30,7 @@ def test_exposed_communication_of_each_axis_and_of_all_together() -> None:
 
 def test_findings_give_share_of_the_step_time_and_advice_for_the_axis() -> None:
     total, tp, dp = overlap.analyze(job_of(two_axes())).findings()
-    assert total.text == "20% of a step is communication that no compute hides (200 us); 60% of all is hidden."
+    assert total.text == "Exposed communication: 200 us a step (20%), most of it along tp; 60% of all is overlapped."
     assert (total.id, total.severity) == ("overlap.exposed", "warning")
     assert (total.value, total.unit, total.weight_ns) == (0.2, "ratio of step", 200_000)
     assert "inside a node" in total.advice

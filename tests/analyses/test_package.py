@@ -42,6 +42,8 @@ def test_every_module_of_the_package_is_an_analysis_in_reading_order() -> None:
         "pipeline",
         "experts",
         "stragglers",
+        "what_if",
+        "critical_path",
         "kernels",
         "memory",
         "module_time",
@@ -63,8 +65,7 @@ def test_every_module_of_the_package_is_an_analysis_in_reading_order() -> None:
         "operators",
         "pipeline",
         "step_classes",
-        "timeline",
-    }
+        "timeline", "what_if"}
 
 
 def test_results_keep_the_promises_of_the_protocol() -> None:

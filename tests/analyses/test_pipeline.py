@@ -307,10 +307,10 @@ def test_the_bubble_is_told_with_what_would_shrink_it() -> None:
     (finding,) = pipeline.analyze(job_of(rank_of(0, FIRST), rank_of(1, SECOND))).findings()
     assert (finding.id, finding.severity) == ("pipeline.bubble", "warning")
     assert finding.text == (
-        "Ranks have no pipeline work for 33% of a run of the schedule (30 us of 90 us; gpipe, 2 stages, 2 micro-batches); "
-        "equal stages and free messages would leave 33%."
+        "Pipeline bubble: ranks have no pipeline work for 33% of a run of the schedule (30 us of 90 us), "
+        "where gpipe with 2 micro-batches leaves 33% at best."
     )
-    assert finding.advice.startswith("With 4 micro-batches the schedule itself would leave 20%")
+    assert finding.advice.startswith("4 micro-batches leave 20% at best")
     assert finding.weight_ns == 15_000  # 60 / (1 - 1/3) - 60 / (1 - 1/5)
 
 
@@ -322,7 +322,7 @@ def test_stages_of_unequal_length_are_told_and_explain_the_bubble() -> None:
     share = (150 / 210 + 30 / 210) / 2
     assert (bubble.value, above.value) == (pytest.approx(share), pytest.approx(share - 1 / 3))
     assert above.text.startswith("The pipeline bubble is 43% of a run where gpipe needs 33%: unequal stages explain 10 of these 10 points")
-    assert "ranks wait most for stage 1" in above.text and above.advice == "Balance the layers of the stages."
+    assert above.advice == "Balance the layers of the stages."
     assert unequal.text.startswith("Stage 1 takes 90 us for one micro-batch, forward and backward, 50% more than the mean rank (60 us)")
     assert (unequal.severity, unequal.weight_ns) == ("warning", 60_000)
 

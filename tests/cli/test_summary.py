@@ -132,7 +132,7 @@ def test_equal_advice_is_given_once() -> None:
     findings = [Finding(str(i), "info", f"finding {i}", advice="do this") for i in range(12)]
     found = lines(summary(Given(findings)))
     assert found.count("do this") == 1
-    assert "... and 4 more findings, see the report" in found
+    assert "... and 5 more findings, see the report" in found
 
 
 @pytest.mark.parametrize("name", [*HOSTILE, "[bold red]x[/bold red]", ":smile:", "[link=file:///etc]x[/link]"])

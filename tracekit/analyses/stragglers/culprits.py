@@ -62,6 +62,8 @@ def findings_of(study: Study, waits: pd.DataFrame, span: str) -> list[Finding]:
 def _finding(study: Study, culprit: Culprit, reason: Reason, waits: pd.DataFrame, span: str, first: bool) -> Finding:
     share = culprit.gain_ns / study.search.step_ns
     gain = f"Without it {span} would be {format_ns(culprit.gain_ns)} shorter ({share:.1%})."
+    if study.graph.steps == 1:
+        gain = f"{gain[:-1]}, in the one step that was recorded: it may be chance."
     missing = len(study.job.missing_ranks)
     if missing:
         gain = f"Without it {span} would be at least {format_ns(culprit.gain_ns)} shorter ({share:.1%}); it is a possible cause only: "
