@@ -65,7 +65,7 @@ def merged(findings: Iterable[Finding]) -> list[Finding]:
 
 #: How findings begin that stand before all others: a job that failed, then data that cannot be trusted.
 _FAILED = ("hang.", "memory.out_of_memory")
-_UNTRUSTED = ("coverage.",)
+_UNTRUSTED = ("coverage.problem", "coverage.unmatched")
 
 
 def ranked(findings: Iterable[Finding]) -> list[Finding]:

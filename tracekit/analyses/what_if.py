@@ -55,11 +55,12 @@ class WhatIf:
     study: Study | None
     reason: str
     scenarios: Sequence[Scenario]
+    asked: Sequence[str] = ()
 
     def findings(self) -> list[Finding]:
         """What the user asked for; other analyses draw their conclusions themselves."""
         if self.study is None:
-            return []
+            return [Finding("what_if.scenario", "info", f"What if {name}: {self.reason}.") for name in self.asked]
         asked = [one for one in self.scenarios if one.name in self.study.job.what_if]
         return [_asked(self.study, one) for one in asked]
 
@@ -67,8 +68,8 @@ class WhatIf:
         """The scenarios, and how much slower the job is than its ideal."""
         if self.study is None:
             return []
-        lead = f"Replay of {plural(self.study.graph.steps, 'step')}; it misses the measured step by {self.study.error:.1%}. "
-        lead += " ".join(self.study.graph.notes)
+        lead = f"Replay of {plural(self.study.graph.steps, 'step')}; it misses the measured step by {self.study.error:.1%}."
+        lead += "".join(f" {note[0].upper()}{note[1:]}." for note in self.study.graph.notes)
         frame = _frame(self.study, self.scenarios)
         frame = frame.assign(name=[_SAID.get(name, name) for name in frame["name"]])
         return [Section("What if", lead, (Table.of("Scenarios, mean step", SCENARIOS, frame), *_slowdown_table(self.study)))]
@@ -144,7 +145,7 @@ def analyze(job: Job) -> WhatIf:
     """Replay the job with other costs."""
     study = study_of(job)
     if not isinstance(study, Study):
-        return WhatIf(None, study.reason, ())
+        return WhatIf(None, study.reason, (), job.what_if)
     if not study.trusted:
-        return WhatIf(None, f"the replay misses the measured step by {study.error:.0%}", ())
+        return WhatIf(None, f"the replay misses the measured step by {study.error:.0%}", (), job.what_if)
     return WhatIf(study, "", [scenario(study, name) for name in dict.fromkeys([*STANDARD, *job.what_if])])

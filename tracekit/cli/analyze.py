@@ -24,6 +24,7 @@ _EXAMPLES = """\b
 Examples:
   tracekit analyze traces/
   tracekit analyze 'traces/*.json.gz' -o run1.html --json run1.json
+  tracekit analyze traces/ --what-if bandwidth:dp_shard=2 --what-if no_straggler
   tracekit analyze s3://bucket/run1 --mesh pp=2,dp_shard=4,tp=2 --steps 2:5
   tracekit analyze traces/ --no-report --json - | jq .findings
 
@@ -38,6 +39,14 @@ Exit codes: 0 analyzed; 2 nothing could be read, or an option is wrong;
 @click.option("--no-report", is_flag=True, help="Write no HTML report.")
 @click.option("--json", "json_file", type=OutputFile(dash=True), help="Write all figures as JSON; - is standard output.")
 @click.option("--operations", is_flag=True, help="Put every matched operation into the JSON.")
+@click.option(
+    "--what-if",
+    "what_if",
+    multiple=True,
+    metavar="SCENARIO",
+    help="Replay the job with something otherwise: bandwidth:AXIS=2, microbatches=N, perfect_overlap, no_straggler, equal_stages, no_host. "
+    "Can be given several times.",
+)
 @click.option("--strict", is_flag=True, help="Exit with 3 when anything of the job is missing or could not be read whole.")
 @job_options
 @voice_options
@@ -47,6 +56,7 @@ def command(
     no_report: bool,
     json_file: str | None,
     operations: bool,
+    what_if: tuple[str, ...],
     strict: bool,
     quiet: bool,
     verbose: int,
@@ -65,7 +75,11 @@ def command(
     report = None if no_report else output or OutputFile().convert(DEFAULT_REPORT, None, None)
     if report is not None and json_file is not None and os.path.realpath(report) == os.path.realpath(json_file):
         raise click.UsageError(f"the report and the JSON cannot both be written to {report!r}")
-    job, results = _analyzed(paths, options, quiet, clock)
+    if what_if:
+        from tracekit.graph.scenarios import check
+
+        what_if = tuple(check(name) for name in what_if)
+    job, results = _analyzed(paths, options, what_if, quiet, clock)
     _refuse_to_replace_input(job, report, json_file)
     document = _written(job, results, report, json_file, operations)
     clock.lap("written")
@@ -77,7 +91,9 @@ def command(
         _refuse_partial(document)
 
 
-def _analyzed(paths: tuple[str, ...], options: LoadOptions, quiet: bool, clock: Stopwatch) -> tuple[Job, Mapping[str, Result]]:
+def _analyzed(
+    paths: tuple[str, ...], options: LoadOptions, what_if: tuple[str, ...], quiet: bool, clock: Stopwatch
+) -> tuple[Job, Mapping[str, Result]]:
     from tracekit import analyses
     from tracekit.cli.progress import reading
     from tracekit.job.load import load_job
@@ -88,6 +104,7 @@ def _analyzed(paths: tuple[str, ...], options: LoadOptions, quiet: bool, clock: 
     with reading(quiet) as progress:
         job = load_job(paths, options, reducers, progress)
     clock.lap("read")
+    job.what_if = what_if
     results = analyses.run(job)
     if options.cache is not None:
         prune(options.cache)

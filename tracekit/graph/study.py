@@ -62,12 +62,12 @@ class Study:
 
 def study_of(job: Job) -> Study | NoGraph:
     """The study of a job, or why there is none."""
-    if ANALYSIS not in job.shared:
+    if ANALYSIS not in job.held:
         graph = graph_of(job, ANALYSIS)
         if isinstance(graph, NoGraph):
-            job.shared[ANALYSIS] = graph
+            job.held[ANALYSIS] = graph
         else:
             places = places_of(job, graph)
-            job.shared[ANALYSIS] = Study(job, graph, places, kinds_of(job, graph, places))
-    found: Study | NoGraph = job.shared[ANALYSIS]
+            job.held[ANALYSIS] = Study(job, graph, places, kinds_of(job, graph, places))
+    found: Study | NoGraph = job.held[ANALYSIS]
     return found
