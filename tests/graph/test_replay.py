@@ -80,5 +80,5 @@ def test_a_host_that_paces_its_device_keeps_its_pace() -> None:
 def test_the_critical_path_adds_up_to_the_step() -> None:
     pieces = critical_path.analyze(two_ranks(80).job).pieces
     assert pieces["duration_ns"].sum() == 430_000
-    assert pieces["kind"].tolist() == ["host", "compute", "communication", "compute"]
+    assert pieces["kind"].tolist() == ["idle", "compute", "communication", "compute"]
     assert pieces["rank"].tolist()[1] == 1

@@ -11,6 +11,7 @@ from tracekit.analyses import _thresholds as thresholds
 from tracekit.findings import Finding, Subject
 from tracekit.graph.causes import Reason, reason_of
 from tracekit.graph.culprits import Culprit
+from tracekit.graph.scenarios import scenario
 from tracekit.graph.study import Study
 from tracekit.units import format_ns, listed, plural, shortened
 
@@ -152,10 +153,12 @@ def _consequences(study: Study, culprit: Culprit, waits: pd.DataFrame, span: str
     """Who waits for it, and who arrives late with it."""
     if culprit.scope == "moving" or not len(waits):
         return []
+    said = []
+    if culprit.scope == "stage" and (even := scenario(study, "equal_stages").step_ns) is not None and even < study.step_ns:
+        said.append(f"Spread evenly over all stages, the same work would make {span} {format_ns(study.step_ns - even)} shorter.")
     others = waits[~waits["rank"].isin(culprit.ranks) & ~waits["pipeline"]]
     waited = others.groupby("rank")["wait_in_steps_ns"].sum() / study.graph.steps
     waited = waited[waited > thresholds.STRAGGLER.info * study.search.step_ns]
-    said = []
     if len(waited):
         mean = format_ns(float(waited.mean()))
         said.append(f"{plural(len(waited), 'rank')} wait{'s' if len(waited) == 1 else ''} {mean} {span} in collectives.")
