@@ -25,8 +25,8 @@ from tests.builder import Trace, group
 AXES = ("pp", "dp", "ep", "tp")
 COMPUTE, STREAMS = 7, {"tp": 20, "dp": 24, "ep": 28, "pp": 32}
 HOST = -1
-#: Us: a launch, from its return to the earliest start, a whole step's loader, a call that waits for the device.
-LAUNCH, LATENCY, LOADER = 6.0, 4.0, 200.0
+#: Us: a launch, the call of a communication, from its return to the earliest start, the loader of a step.
+LAUNCH, CALL, LATENCY, LOADER = 6.0, 24.0, 4.0, 200.0
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ class MadeJob:
 
     def _joined(self, rank: int, step: int, lane: int, name: str, us: float, join: Any, meta: dict[str, Any], hold: bool) -> Work:
         """A communication: it waits for what was launched on the compute stream before it, as torch does."""
-        launch = self._host(rank, step, "cudaLaunchKernelExC", LAUNCH)
+        launch = self._host(rank, step, "cudaLaunchKernelExC", CALL)
         before = [w for w in [self.last.get((rank, COMPUTE))] if w is not None] + self.waited_for.get(rank, [])
         work = self._add(Work(rank, lane, name, us, before, step, launch, join, meta))
         if hold:
@@ -260,7 +260,7 @@ class MadeJob:
                 trace.annotation(work.name, start, us)
             return
         assert work.launch is not None
-        at = self._at(work.launch.start + 1)
+        at = self._at(work.launch.start + (6 if work.join else 1))
         if work.join is None:
             trace.kernel(work.name, start, us, COMPUTE, launch=at)
             return

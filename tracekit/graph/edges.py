@@ -32,6 +32,15 @@ class Edges:
     target: Int32Array
     kind: Int8Array
 
+    def repeated(self, first: Int64Array, count: Int64Array) -> Edges:
+        """The edges where node i has become ``count[i]`` nodes from ``first[i]`` on: each of them waits, and is waited for."""
+        times = count[self.source] * count[self.target]
+        edge = np.repeat(np.arange(len(self.source)), times)
+        nth = np.arange(len(edge)) - (np.cumsum(times) - times)[edge]
+        source = first[self.source[edge]] + nth % count[self.source[edge]]
+        target = first[self.target[edge]] + nth // count[self.source[edge]]
+        return Edges(source.astype(np.int32), target.astype(np.int32), self.kind[edge])
+
 
 def find_edges(tables: RankTables, nodes: Nodes) -> tuple[Edges, bool]:
     """Edges between nodes of one window, and whether its stream waits are recorded."""

@@ -7,7 +7,7 @@ whole steps are kept, from the first on, as many as KEPT nodes hold.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from tracekit.graph.edges import Edges, find_edges
 from tracekit.graph.host import doing_at
 from tracekit.graph.nodes import NOT_TOLD, NOT_WAITED_FOR, WAITED_FOR, nodes_of, waits_for_device
 from tracekit.job.activity import Activity, Work
-from tracekit.job.operations import RECORDS
+from tracekit.job.communication import around, records
 from tracekit.trace import correlate
 from tracekit.trace.events import BoolArray, Category, Int8Array, Int32Array, Int64Array
 from tracekit.trace.steps import PHASE_NAMES
@@ -87,26 +87,55 @@ def reduce_window(activity: Activity) -> LocalWork | None:
     stream = np.unique(lane, axis=1, return_inverse=True)[1].reshape(-1).astype(np.int32)
     told = _told(activity, rows)
     edges, synced = find_edges(activity.tables, nodes_of(activity, rows, stream, step[rows], told, piece))
-    return LocalWork(
-        start=device.start[rows],
-        end=device.end[rows],
-        returned=_returned(activity, rows),
-        stream=stream,
-        work=device.work[rows],
-        name=name[: len(rows)].astype(np.int32),
-        phase=_phases(activity, rows),
-        step=step[rows].astype(np.int32),
-        piece=piece,
-        operation=device.operation[rows].astype(np.int32),
-        doing=_placed(name[len(rows) :], doing >= 0),
-        edges=edges,
-        numbers=activity.steps.number if marked else np.array([NULL], np.int64),
-        begins=activity.steps.start if marked else np.array([NULL], np.int64),
-        names=[activity.tables.text(int(code))[:_LONGEST_NAME] for code in names],
-        on_cpu=activity.on_cpu,
-        synced=synced,
-        kept_steps=kept,
-        all_steps=count,
+    return with_messages(
+        LocalWork(
+            start=device.start[rows],
+            end=device.end[rows],
+            returned=_returned(activity, rows),
+            stream=stream,
+            work=device.work[rows],
+            name=name[: len(rows)].astype(np.int32),
+            phase=_phases(activity, rows),
+            step=step[rows].astype(np.int32),
+            piece=piece,
+            operation=device.operation[rows].astype(np.int32),
+            doing=_placed(name[len(rows) :], doing >= 0),
+            edges=edges,
+            numbers=activity.steps.number if marked else np.array([NULL], np.int64),
+            begins=activity.steps.start if marked else np.array([NULL], np.int64),
+            names=[activity.tables.text(int(code))[:_LONGEST_NAME] for code in names],
+            on_cpu=activity.on_cpu,
+            synced=synced,
+            kept_steps=kept,
+            all_steps=count,
+        ),
+        len(activity.operations),
+    )
+
+
+def with_messages(work: LocalWork, operations: int) -> LocalWork:
+    """A kernel that carries a batch of sends and receives becomes one node a message: each of them joins another rank.
+
+    Only the first message of a batch is named by its kernel; the operations that no kernel names are those behind it.
+    """
+    named = np.unique(work.operation[work.operation >= 0])
+    carried = np.diff(np.append(named, operations))
+    if not len(named) or (carried == 1).all():
+        return work
+    at = np.searchsorted(named, np.maximum(work.operation, 0))
+    count = np.where(work.operation >= 0, carried[np.minimum(at, len(named) - 1)], 1)
+    node = np.repeat(np.arange(len(work)), count)
+    first = np.cumsum(count) - count
+    nth = np.arange(len(node)) - first[node]
+    copied = {
+        name: getattr(work, name)[node]
+        for name in ("start", "end", "returned", "stream", "work", "name", "phase", "step", "piece", "doing")
+    }
+    return replace(
+        work,
+        **copied,
+        operation=np.where(nth > 0, work.operation[node] + nth, work.operation[node]).astype(np.int32),
+        edges=work.edges.repeated(first, count),
     )
 
 
@@ -204,11 +233,8 @@ def _told(activity: Activity, rows: Int64Array) -> Int8Array:
     comm = np.flatnonzero((device.work[rows] == Work.COMMUNICATION) & (device.launch_row[rows] >= 0))
     if not len(comm) or not len(side):
         return told
-    records = tables.rows(Category.OPERATOR, Category.USER_ANNOTATION)
-    records = records[tables.each_text(tables.name[records], lambda text: text in RECORDS)]
-    records = records[side.at(records) >= 0]
-    inner, inverse = np.unique(device.launch_row[rows[comm]], return_inverse=True)
-    record = correlate.enclosing(tables, inner, records)[inverse.reshape(-1)]
+    recorded = records(tables)
+    record = around(tables, device.launch_row[rows[comm]], recorded[side.at(recorded) >= 0])
     at = np.where(record >= 0, side.at(np.maximum(record, 0)), -1)
     text = np.where(at >= 0, side.columns["Is asynchronized op"][np.maximum(at, 0)], 0)
     answers = {"true": NOT_WAITED_FOR, "false": WAITED_FOR, "1": NOT_WAITED_FOR, "0": WAITED_FOR}

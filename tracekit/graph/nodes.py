@@ -68,7 +68,7 @@ def nodes_of(activity: Activity, rows: Int64Array, stream: Int32Array, step: Int
         raw_stream=device.stream[rows].astype(np.int64),
         thread=np.where(launch >= 0, activity.tables.lane[np.maximum(launch, 0)], -1).astype(np.int32),
         comm=comm,
-        kind=words("kind"),
+        kind=np.where(_receives(activity, rows), "recv", words("kind")),
         context=words("context"),
         told=told,
         piece=piece,
@@ -76,6 +76,20 @@ def nodes_of(activity: Activity, rows: Int64Array, stream: Int32Array, step: Int
         on_cpu=activity.on_cpu,
         blocked=_blocking_calls(activity),
     )
+
+
+def _receives(activity: Activity, rows: Int64Array) -> BoolArray:
+    """Kernels that carry a batch of messages with a receive among them: the calling stream waits for those."""
+    named = np.unique(activity.device.operation[activity.device.operation >= 0])
+    received = np.append(0, np.cumsum(activity.operations["kind"].to_numpy() == "recv"))
+    if not len(named) or len(named) == len(activity.operations):
+        return np.zeros(len(rows), np.bool_)
+    upto = np.append(named[1:], len(activity.operations))
+    some = (received[upto] > received[named]) & (upto - named > 1)
+    operation = activity.device.operation[rows]
+    at = np.minimum(np.searchsorted(named, np.maximum(operation, 0)), len(named) - 1)
+    found: BoolArray = some[at] & (operation >= 0)
+    return found
 
 
 def _blocking_calls(activity: Activity) -> tuple[Int64Array, Int64Array]:
