@@ -65,7 +65,9 @@ def test_every_module_of_the_package_is_an_analysis_in_reading_order() -> None:
         "operators",
         "pipeline",
         "step_classes",
-        "timeline", "what_if"}
+        "timeline",
+        "what_if",
+    }
 
 
 def test_results_keep_the_promises_of_the_protocol() -> None:

@@ -25,8 +25,8 @@ import pandas as pd
 
 from tracekit.analyses import _thresholds as thresholds
 from tracekit.analyses._common import UNKNOWN_AXIS, a_step, axes, codes, rank_labels
-from tracekit.collectives.kinds import POINT_TO_POINT
 from tracekit.analyses.stragglers import culprits
+from tracekit.collectives.kinds import POINT_TO_POINT
 from tracekit.findings import Chart, Finding, Heatmap, Section, Subject, Table
 from tracekit.graph.culprits import CHANCE, tail
 from tracekit.graph.study import Study, study_of
