@@ -141,6 +141,7 @@ SENTENCES: dict[str, str | Callable[[Detail], str]] = {
     "steps_repeat": "{count} {count:?step repeats|steps repeat} the number of an earlier one: left out",
     "memory_events_left_out": "{count} memory events have no size or time that can be true: they are left out",
     "stages_on_host": "most ranges of pipeline stages launched nothing on the device: their times are the host's",
+    "steps_beyond": "--steps asks for more than the traces hold: of it there are the steps {first} to {last}",
     "no_common_step": _no_common_step,
     "clock_contradicted": _clock_contradicted,
     "clocks_aligned": _clocks_aligned,

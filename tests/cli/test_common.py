@@ -8,8 +8,8 @@ from tracekit.cli.common import OutputFile, Ranks, Steps, load_options
 from tracekit.errors import UsageError
 
 GIVEN: dict[str, Any] = dict.fromkeys(
-    ("mesh", "gpus_per_node", "ranks", "steps", "jobs", "scheduler", "executor", "memory_limit", "cache")
-) | {"no_cache": False}
+    ("mesh", "gpus_per_node", "ranks", "steps", "jobs", "scheduler", "executor", "memory_limit", "cache", "run", "config")
+) | {"no_cache": False, "communication": ()}
 
 
 @pytest.mark.parametrize(

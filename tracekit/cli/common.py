@@ -97,6 +97,14 @@ _JOB_OPTIONS = (
     click.option("--gpus-per-node", metavar="N", type=click.IntRange(min=1), help="Ranks of one node, where the traces name no hosts."),
     click.option("--steps", type=Steps(), help="Only these steps; 2:5 is steps 2, 3 and 4."),
     click.option("--ranks", type=Ranks(), help="Only these ranks: 0,8-15."),
+    click.option("--run", metavar="NAME", help="Only this run, where several are found; their names are listed then."),
+    click.option(
+        "--communication",
+        metavar="PATTERN=KIND[:AXIS]",
+        multiple=True,
+        help="Kernels whose name matches are communication: 'my_exchange.*=all_to_all:ep'. May be given several times.",
+    ),
+    click.option("--config", metavar="FILE", help="Settings in TOML; tracekit.toml of the current folder otherwise."),
     click.option("--jobs", metavar="N", type=click.IntRange(min=1), help="Files read at one time. Chosen by cores and size otherwise."),
     click.option(
         "--executor",
@@ -147,9 +155,12 @@ def load_options(given: dict[str, Any]) -> LoadOptions:
         raise click.UsageError("--cache and --no-cache exclude each other")
     if given["scheduler"] is not None and given["executor"] not in (None, "dask"):
         raise click.UsageError(f"--scheduler is for Dask, --executor {given['executor']} reads on this machine")
-    names = ("mesh", "gpus_per_node", "ranks", "steps", "jobs", "scheduler", "executor")
+    from tracekit.cli.config import communication
+
+    named = communication(given["communication"], given["config"])
+    names = ("mesh", "gpus_per_node", "ranks", "steps", "jobs", "scheduler", "executor", "run")
     folder = None if given["no_cache"] else given["cache"] or str(default_directory())
-    return LoadOptions(**{name: given[name] for name in names}, cache=folder, memory_limit=_limited(given["memory_limit"]))
+    return LoadOptions(**{name: given[name] for name in names}, cache=folder, named=named, memory_limit=_limited(given["memory_limit"]))
 
 
 def _limited(size: str | None) -> int | None:

@@ -25,7 +25,7 @@ from tracekit.notes import Note, note
 from tracekit.readers.identity import resolve
 from tracekit.trace.clock import Clock, align
 from tracekit.trace.events import Coverage
-from tracekit.units import NULL
+from tracekit.units import NULL, listed
 
 
 def join(
@@ -86,6 +86,9 @@ def _ranked(windows: Sequence[Window], wanted: frozenset[int] | None) -> tuple[l
         if rank is not None and window.coverage.status not in ("skipped", "duplicate"):
             used.append(window)
     if not used and windows:
+        nameless = [w.coverage.file for w in windows if any(found.code == "rank_unknown" for found in w.coverage.notes)]
+        if nameless:
+            raise InputError(f"the rank of {listed(nameless, 3)} is unknown", "put it into the file's name, for example rank3.json")
         reasons = [f"{w.coverage.file}: {p}" for w in windows for p in w.coverage.problems]
         raise InputError(reasons[0] if reasons else "no file could be given a rank", "put the rank into the file names (rank3.json)")
     if wanted is not None:

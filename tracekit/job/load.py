@@ -16,8 +16,9 @@ from tracekit.executors.memory import machine_memory
 from tracekit.job.activity import Window
 from tracekit.job.join import join
 from tracekit.job.model import Job
+from tracekit.job.runs import one_run
 from tracekit.job.window import Reducers, Task, read_window
-from tracekit.notes import text_note
+from tracekit.notes import Note, note, text_note
 from tracekit.readers.archives import as_folders
 from tracekit.readers.sources import Source, find_sources
 from tracekit.trace.events import Coverage
@@ -45,6 +46,7 @@ class LoadOptions:
     memory_limit: int | None = None
     cache: str | None = None
     named: Named = ()  # kernels that the user calls communication
+    run: str | None = None  # the name of one of several runs
 
 
 def load_job(paths: Sequence[str], options: LoadOptions, reducers: Reducers | None = None, progress: Progress | None = None) -> Job:
@@ -71,14 +73,30 @@ def _load(paths: Sequence[str], options: LoadOptions, reducers: Reducers, progre
             coverage.append(result)
     if not windows:
         raise InputError(_nothing_readable(coverage), "nothing is left to analyze")
+    windows, runs = one_run(windows, {source.url: source.size for source in found.sources}, options.run)
     job = join(windows, coverage, options.mesh, options.gpus_per_node, options.ranks)
+    job.runs = runs
     if options.steps is not None and job.traced and not any(len(w.steps) for w in windows):
         raise UsageError("no step of --steps is in the traces", "leave --steps out to see which there are")
+    if options.steps is not None:
+        job.notes += _beyond(windows, options.steps)
     return job
 
 
+def _beyond(windows: Sequence[Window], wanted: tuple[int | None, int | None]) -> list[Note]:
+    """A note where ``--steps`` asks for more than the traces hold."""
+    there = [int(number) for window in windows for number in window.steps.number]
+    if not there:
+        return []
+    first, last = wanted
+    before = first is not None and first < min(there)
+    behind = last is not None and last - 1 > max(there)
+    return [note("steps_beyond", first=min(there), last=max(there))] if before or behind else []
+
+
 def _nothing_readable(coverage: Sequence[Coverage]) -> str:
-    first = coverage[0]
+    tells = [entry for entry in coverage if not any("JSON without a list traceEvents" in problem for problem in entry.problems)]
+    first = (tells or coverage)[0]
     more = f" (and {len(coverage) - 1} more files)" if len(coverage) > 1 else ""
     reason = first.problems[0] if first.problems else "not readable"
     return reason + more if first.file in reason else f"{first.file}: {reason}{more}"

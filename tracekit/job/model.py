@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from tracekit.job.activity import Window
+from tracekit.job.runs import Run
 from tracekit.mesh.mesh import Mesh
 from tracekit.mesh.process_groups import ProcessGroups
 from tracekit.notes import Note
@@ -41,6 +42,7 @@ class Job:
     matches: pd.DataFrame
     coverage: list[Coverage]
     notes: list[Note] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)  # all that were found, where this job was chosen among several
     held: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     what_if: tuple[str, ...] = ()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import closing
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from tracekit.readers import oddities, tolerant
 from tracekit.readers.compressed import BOM
 from tracekit.readers.sources import Source, clean
 from tracekit.trace.events import Category, Coverage, RankTables
+from tracekit.units import listed
 
 if TYPE_CHECKING:
     from tracekit.readers.assembly import Assembly
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 #: Events that say nothing of the program: names of threads, the profiler's own span and its instants.
 _NOTHING_HAPPENED = [int(c) for c in (Category.METADATA, Category.TRACE, Category.OTHER)]
+#: Behind the end of one JSON document another one.
+_ANOTHER = re.compile(rb'\}\s*\{\s*"[^"]{0,64}"\s*:|\}\s*\[\s*\{')
 _ANEW = "profile again, or copy the file anew"
 _REMEDY = "give a trace written by torch.profiler (export_chrome_trace or tensorboard_trace_handler)"
 
@@ -60,6 +64,7 @@ def read_trace(source: Source, *, threads: int = 2, progress: Callable[[int], No
     if entries().problem:
         coverage.note(text_note(entries().problem))
     _refuse_idle(source, tables)
+    _refuse_fused(source, tables)
     if events.summary.bare_list:
         _read_as_autograd(tables)
     return tables
@@ -80,6 +85,8 @@ def _refuse_useless(source: Source, summary: StreamSummary, damage: str, rows: i
         raise InputError(f"{name} is damaged: {damage}", _ANEW)
     if text in (b"", b"{}"):
         raise InputError(f"{name} is empty: it holds no events", _ANEW)
+    if _is_utf16(summary.head):
+        raise InputError(f"{name} is written as UTF-16, traces are UTF-8", "convert it: iconv -f UTF-16 -t UTF-8")
     if text[:1] not in (b"{", b"["):
         raise InputError(f"{name} is not a trace (neither JSON nor packed JSON)", _REMEDY)
     if rows:
@@ -91,6 +98,11 @@ def _refuse_useless(source: Source, summary: StreamSummary, damage: str, rows: i
     raise InputError(f"{name} holds no events (JSON without a list traceEvents)", _REMEDY)
 
 
+def _is_utf16(head: bytes) -> bool:
+    """Whether a text begins as UTF-16 does: with its mark, or with every second byte 0."""
+    return head[:2] in (b"\xff\xfe", b"\xfe\xff") or (len(head) > 7 and (not any(head[0:8:2]) or not any(head[1:8:2])) and any(head[:8]))
+
+
 def _refuse_idle(source: Source, tables: RankTables) -> None:
     """InputError for a trace that says nothing of the program."""
     if (tables.phase == ord("X")).any() or not np.isin(tables.category, _NOTHING_HAPPENED).all():
@@ -100,6 +112,14 @@ def _refuse_idle(source: Source, tables: RankTables) -> None:
         raise InputError(f"{name} holds no events (JSON of something else)", _REMEDY)
     cut = ": it is truncated behind them" if tables.coverage.status == "truncated" else ""
     raise InputError(f"{name} holds no events, only their metadata{cut}", _ANEW if cut else "profile at least one active step")
+
+
+def _refuse_fused(source: Source, tables: RankTables) -> None:
+    """InputError for a file of several ranks: their work must not be taken for one rank's."""
+    found = oddities.processes(tables)
+    if found:
+        names = listed([clean(name) for name in found], 4)
+        raise InputError(f"{clean(source.name)} holds several processes ({names}), not one rank", "give each rank a file of its own")
 
 
 def _note(coverage: Coverage, summary: StreamSummary, damage: str, assembly: Assembly) -> None:
@@ -118,6 +138,8 @@ def _note(coverage: Coverage, summary: StreamSummary, damage: str, assembly: Ass
     for key in ("utf8", "literal"):
         if assembly.odd_strings[key]:
             coverage.note(text_note(tolerant.sentence(key, assembly.odd_strings[key])), "repaired")
+    if _ANOTHER.search(summary.tail):
+        coverage.note(note("second_document"), "repaired")
     if summary.gave_up:
         coverage.note(text_note(summary.gave_up), "truncated")
     elif summary.truncated or cut:

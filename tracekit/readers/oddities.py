@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from tracekit.notes import note
-from tracekit.trace.events import Category, Int64Array, RankTables
+from tracekit.trace.events import DEVICE_WORK, Category, Int64Array, RankTables
 from tracekit.units import NULL
 
 _BEGIN, _END, _COMPLETE = ord("B"), ord("E"), ord("X")
 #: Events on a device in which it waits or leaves a mark (MTIA's command processor writes them among its work), and those that copy.
 _MARKS = frozenset({"event_wait", "event_record", "wait_event", "record_event", "stream_wait_event"})
+#: What each rank's own process shows: it launches kernels, and marks its steps.
+_OF_A_RANK = re.compile(r"launch\w*kernel|kernel\w*launch|graphlaunch|^ProfilerStep[#*]\d", re.I)
 _COPIES = frozenset({"dma_request"})
 
 
@@ -56,3 +60,25 @@ def _levels(begins: np.ndarray[tuple[int], np.dtype[np.bool_]], lane: np.ndarray
     before = np.where(opens, depth - change, 0)[np.maximum.accumulate(np.where(opens, np.arange(len(lane)), 0))]
     level: Int64Array = depth - before - begins  # of a begin: before it; of an end: behind it
     return level
+
+
+def processes(tables: RankTables) -> list[str]:
+    """The processes of a file that holds several ranks (of TraceFuse, of merged servers); [] where it holds one.
+
+    A profiler writes one process. Several are told by launches or step marks in each of them, or by kernels of one device under several
+    names.
+    """
+    lanes = [str(lane.pid) for lane in tables.lanes]
+    names = sorted(set(lanes))
+    number = np.array([names.index(lane) for lane in lanes] or [0], np.int64)
+    host = tables.rows(Category.RUNTIME, Category.USER_ANNOTATION)
+    host = host[tables.each_text(tables.name[host], lambda text: _OF_A_RANK.search(text) is not None)]
+    steps = tables.category[host] == Category.USER_ANNOTATION
+    device = tables.rows(*DEVICE_WORK)
+    several = [np.unique(number[tables.lane[rows]]) for rows in (host[~steps], host[steps])]
+    pairs = np.unique(np.stack([tables.device[device].astype(np.int64), number[tables.lane[device]]]), axis=1)
+    _, counts = np.unique(pairs[0], return_counts=True)
+    if len(counts) and counts.max() > 1 and not any(name.lstrip("-").isdigit() for name in np.array(names)[pairs[1]]):
+        several.append(np.unique(pairs[1]))
+    found = max(several, key=len)
+    return [names[i] for i in found.tolist()] if len(found) > 1 else []

@@ -77,6 +77,8 @@ def _is_snapshot(name: str, opener: Callable[[], BinaryIO]) -> bool:
             head = _unpacked(file.read(_HEAD))
     except read_errors():
         return called_so
+    if head == b"":
+        return True  # what was to become one
     if head is None or head.startswith(b"PK"):  # what torch.save writes is a zip archive
         return called_so and head is None
     return called_so or b"device_traces" in head or (b"segments" in head and b"total_size" in head)

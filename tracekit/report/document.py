@@ -14,6 +14,7 @@ import pandas as pd
 from tracekit import __version__
 from tracekit.findings import Finding, Result, merged, ranked
 from tracekit.job.model import Job
+from tracekit.job.runs import Run
 from tracekit.notes import sentence, sentences
 from tracekit.report.operations import operations_json, time_zero
 from tracekit.report.text import encodable
@@ -49,7 +50,7 @@ def document(job: Job, results: Mapping[str, Result], *, operations: bool = Fals
         for key, value in result.json().items():
             if key == "not_measured":
                 not_measured.update(value)
-            elif key in given or key in ("schema_version", "tracekit_version", "job", "coverage", "notes", "findings"):
+            elif key in given or key in ("schema_version", "tracekit_version", "job", "coverage", "notes", "runs", "findings"):
                 raise ValueError(f"analysis {name} gives the key {key!r}, which is taken")
             else:
                 given[key] = clean(value)
@@ -64,6 +65,7 @@ def document(job: Job, results: Mapping[str, Result], *, operations: bool = Fals
         "job": clean(_job(job)),
         "coverage": [clean(_coverage(entry)) for entry in job.coverage],
         "notes": clean(sentences(job.notes)),
+        "runs": [clean(_run(run)) for run in job.runs] or None,
         **{key: given.pop(key, None) for key in ANALYSIS_KEYS},
         **given,
         "not_measured": clean(not_measured),
@@ -134,6 +136,18 @@ def _nodes(job: Job) -> int | None:
     """Hosts of the ranks that were read; None where a file does not name its host."""
     hosts = {window.identity.host for window in job.windows}
     return len(hosts) if hosts and all(hosts) else None
+
+
+def _run(run: Run) -> dict[str, Any]:
+    return {
+        "name": run.name,
+        "paths": list(run.paths),
+        "ranks": list(run.ranks),
+        "world_size": run.world_size,
+        "steps": list(run.steps),
+        "start": run.start,
+        "size_bytes": run.size,
+    }
 
 
 def _coverage(entry: Coverage) -> dict[str, Any]:
