@@ -5,13 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tracekit.api import load as load
     from tracekit.recorder.record import record as record
 
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """``tracekit.record``, the recorder: torch is imported when it is asked for, and never by the analyzer."""
+    """``tracekit.load`` reads a job. ``tracekit.record`` is the recorder: torch is imported for it alone, never by the analyzer."""
+    if name == "load":
+        from tracekit.api import load
+
+        return load
     if name == "record":
         from tracekit.recorder.record import record
 

@@ -87,6 +87,8 @@ FILES = table(
     ("events", "int64", "", "events that were read"),
     ("problems", "str", "", "what was odd, lost or repaired"),
 )
+#: ``operations.match`` refers to it.
+MATCH_ROWS = Schema("matches", (Column("match", "int64", "", "index; operations.match refers to it"), *MATCHES.columns))
 _ABOUT = {
     "operations": "one collective or transfer of one rank",
     "matches": "one collective as all its ranks saw it",
@@ -131,7 +133,7 @@ def _own(job: Job, results: Mapping[str, Result]) -> Iterator[tuple[Schema, pd.D
     from tracekit.export.perfetto import rank_name
 
     yield OPERATIONS, job.operations
-    yield MATCHES, job.matches
+    yield MATCH_ROWS, job.matches.assign(match=np.arange(len(job.matches)))[MATCH_ROWS.names]
     places = {rank: rank_name(job, rank).partition("(")[2].partition(")")[0] for rank in job.ranks}
     of_rank = {rank: [window for window in job.windows if window.rank == rank] for rank in job.ranks}
     first = [of_rank[rank][0].identity if of_rank[rank] else None for rank in job.ranks]
