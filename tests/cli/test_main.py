@@ -50,7 +50,7 @@ def test_help_imports_nothing_heavy() -> None:
 def test_an_unknown_command_is_a_usage_error() -> None:
     result = run("analyse")
     assert result.exit_code == 2
-    assert "No such command 'analyse'" in result.output
+    assert "there is no command 'analyse'; did you mean analyze?" in result.output
 
 
 def failing(error: BaseException, *options: str) -> Result:

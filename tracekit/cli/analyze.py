@@ -27,6 +27,7 @@ Examples:
   tracekit analyze traces/ --what-if bandwidth:dp_shard=2 --what-if no_straggler
   tracekit analyze s3://bucket/run1 --mesh pp=2,dp_shard=4,tp=2 --steps 2:5
   tracekit analyze traces/ --no-report --json - | jq .findings
+  tracekit analyze traces/ --markdown ticket.md --open
 
 \b
 Exit codes: 0 analyzed; 2 nothing could be read, or an option is wrong;
@@ -38,6 +39,8 @@ Exit codes: 0 analyzed; 2 nothing could be read, or an option is wrong;
 @click.option("-o", "--output", type=OutputFile(), help=f"Write the HTML report here instead of {DEFAULT_REPORT} in the current folder.")
 @click.option("--no-report", is_flag=True, help="Write no HTML report.")
 @click.option("--json", "json_file", type=OutputFile(dash=True), help="Write all figures as JSON; - is standard output.")
+@click.option("--markdown", "markdown_file", type=OutputFile(dash=True), help="Write the answer as Markdown, for a ticket.")
+@click.option("--open", "open_report", is_flag=True, help="Open the report in the browser when it is written.")
 @click.option("--operations", is_flag=True, help="Put every matched operation into the JSON.")
 @click.option(
     "--what-if",
@@ -55,6 +58,8 @@ def command(
     output: str | None,
     no_report: bool,
     json_file: str | None,
+    markdown_file: str | None,
+    open_report: bool,
     operations: bool,
     what_if: tuple[str, ...],
     strict: bool,
@@ -73,22 +78,35 @@ def command(
         raise click.UsageError("--operations adds to the JSON; say where it goes with --json FILE")
     options = load_options(given)
     report = None if no_report else output or OutputFile().convert(DEFAULT_REPORT, None, None)
-    if report is not None and json_file is not None and os.path.realpath(report) == os.path.realpath(json_file):
-        raise click.UsageError(f"the report and the JSON cannot both be written to {report!r}")
+    _refuse_one_place(report, json_file, markdown_file)
+    if open_report and report is None:
+        raise click.UsageError("--open opens the report, and --no-report writes none")
     if what_if:
         from tracekit.graph.scenarios import check
 
         what_if = tuple(check(name) for name in what_if)
     job, results = _analyzed(paths, options, what_if, quiet, clock)
-    _refuse_to_replace_input(job, report, json_file)
-    document = _written(job, results, report, json_file, operations)
+    _refuse_to_replace_input(job, report, json_file, markdown_file)
+    replaced = report is not None and Path(report).is_file()
+    document = _written(job, results, report, json_file, markdown_file, operations)
     clock.lap("written")
     if not quiet:
         from tracekit.cli.summary import print_summary
 
-        print_summary(document, results, report, sys.stderr if json_file == "-" else sys.stdout)
+        print_summary(document, results, report, sys.stderr if "-" in (json_file, markdown_file) else sys.stdout, replaced=replaced)
+    if open_report and report is not None:
+        click.launch(report)
     if strict:
         _refuse_partial(document)
+
+
+def _refuse_one_place(*outputs: str | None) -> None:
+    """Two outputs in one file would leave one of them."""
+    places = [output if output == "-" else os.path.realpath(output) for output in outputs if output is not None]
+    twice = next((place for place in places if places.count(place) > 1), None)
+    if twice is not None:
+        where = "standard output" if twice == "-" else repr(next(o for o in outputs if o is not None and os.path.realpath(o) == twice))
+        raise click.UsageError(f"two outputs cannot both be written to {where}")
 
 
 def _analyzed(
@@ -120,15 +138,20 @@ def _refuse_to_replace_input(job: Job, *outputs: str | None) -> None:
             raise UsageError(f"{output} is one of the traces", "write the result somewhere else")
 
 
-def _written(job: Job, results: Mapping[str, Result], report: str | None, json_file: str | None, operations: bool) -> dict[str, Any]:
-    from tracekit.cli.outputs import write_json
+def _written(
+    job: Job, results: Mapping[str, Result], report: str | None, json_file: str | None, markdown_file: str | None, operations: bool
+) -> dict[str, Any]:
+    from tracekit.cli.outputs import write_bytes, write_json
     from tracekit.report import html
     from tracekit.report.document import document
+    from tracekit.report.markdown import summary
 
     found = document(job, results, operations=operations)
     with contextlib.ExitStack() as both:  # a report that cannot be written does not keep the JSON from being written
         if json_file is not None:
             both.callback(write_json, json_file, found)
+        if markdown_file is not None:
+            both.callback(write_bytes, markdown_file, summary(found).encode())
         if report is not None:
             html.write(report, results, found)
     return found

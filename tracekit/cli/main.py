@@ -12,14 +12,17 @@ from collections.abc import Callable
 from typing import NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 from tracekit import __version__
-from tracekit.errors import TracekitError
+from tracekit.errors import TracekitError, choose
 from tracekit.report.text import visible
 
 #: Command -> what it does. Its module is ``tracekit.cli.<command>``, which holds a click command called ``command``.
 COMMANDS = {
     "analyze": "Read the traces of a whole job and explain where its time went.",
+    "report": "Make a report of what analyze --json has saved.",
+    "doctor": "Say what a recording cannot answer, and how to record it.",
     "cache": "Show or clear what is kept of traces that were read.",
     "compare": "Say what changed between two runs, by how much, and why.",
     "baseline": "Keep what a run measured.",
@@ -29,6 +32,7 @@ COMMANDS = {
     "estimate": "Say what a model on a mesh would need and send, without running it.",
     "record": "Run a reference workload under the recorder.",
     "run": "Record some steps of a training program that stays as it is.",
+    "completion": "Print what makes a shell complete commands and options.",
     "simulate": "Show what every rank of a strategy holds and sends, on virtual ranks.",
 }
 
@@ -49,6 +53,18 @@ class Tracekit(click.Group):
             return None
         command: click.Command = importlib.import_module(f"tracekit.cli.{cmd_name.replace('-', '_')}").command
         return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does; a command that does not exist comes with the ones that look like it."""
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            raise click.UsageError(f"there is no command {args[0][:80]!r}; {choose(args[0], COMMANDS)}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Commands with what they do, none of them loaded."""
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        return [CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """The commands with one line each, without loading them."""

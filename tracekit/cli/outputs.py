@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-def write_json(file: str, document: Mapping[str, Any]) -> None:
+def write_json(file: str, document: Mapping[str, Any] | Sequence[Any]) -> None:
     """Write a document as indented JSON; ``-`` is standard output. Raises OSError."""
     from tracekit.report.document import encode
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from tracekit.errors import UsageError
+from tracekit.errors import UsageError, choose
 from tracekit.report.text import visible
 
 EPILOG = """\b
@@ -24,12 +24,21 @@ Exit codes: 0 recorded; 1 a rank failed; 2 an option is wrong, or torch is missi
 """
 
 
+def _completed(_context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
+    return [name for name in _workloads() if name.startswith(begun)]
+
+
 @click.command(
     epilog=EPILOG,
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
     add_help_option=False,
 )
-@click.argument("workload", required=False, metavar="WORKLOAD")
+@click.argument(
+    "workload",
+    required=False,
+    metavar="WORKLOAD",
+    shell_complete=lambda _context, _parameter, begun: [n for n in _workloads() if n.startswith(begun)],
+)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS]")
 @click.pass_context
 def command(context: click.Context, workload: str | None, arguments: tuple[str, ...]) -> None:
@@ -47,7 +56,7 @@ def command(context: click.Context, workload: str | None, arguments: tuple[str, 
         context.exit(0 if workload else 2)
     name = str(workload).replace("-", "_")
     if name not in _workloads():
-        raise UsageError(f"there is no workload {workload!r}", f"there are {', '.join(_workloads())}")
+        raise UsageError(f"there is no workload {str(workload)[:80]!r}", choose(name, _workloads()))
     _need_torch()
     launch = importlib.import_module("tracekit.workloads.common.launch")
     output = _output(arguments)

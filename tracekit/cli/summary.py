@@ -36,8 +36,10 @@ _COLUMNS = (
 _STYLES = {"critical": "bold red", "warning": "yellow", "info": "dim"}
 
 
-def print_summary(document: Mapping[str, Any], results: Mapping[str, Result], report: str | None, stream: IO[str] | None = None) -> None:
-    """Print everything; ``report`` is where the HTML was written."""
+def print_summary(
+    document: Mapping[str, Any], results: Mapping[str, Result], report: str | None, stream: IO[str] | None = None, *, replaced: bool = False
+) -> None:
+    """Print everything; ``report`` is where the HTML was written, ``replaced``: in place of an older one."""
     out = console(sys.stdout if stream is None else stream)
     _headline(out, document)
     _problems(out, problems(document))
@@ -47,7 +49,7 @@ def print_summary(document: Mapping[str, Any], results: Mapping[str, Result], re
         _preview(out, table)
     _findings(out, [finding for finding in document["findings"] if not _said_above(finding["id"])])
     if report is not None:
-        out.print(text(f"Report: {report}", "bold"), soft_wrap=True)
+        out.print(text(f"Report: {report}" + (" (the one there was is replaced)" if replaced else ""), "bold"), soft_wrap=True)
 
 
 def _headline(out: Console, document: Mapping[str, Any]) -> None:
