@@ -11,7 +11,7 @@ from tracekit.report.markdown import summary
 
 
 def test_the_whole_page() -> None:
-    finding = Finding("a.b", "warning", "It is slow.", advice="Make it fast.", evidence="the chart", weight_ns=2_000_000)
+    finding = Finding("a.b", "warning", "It is slow.", advice="Make it fast.", evidence="the chart", gain_ns=2_000_000)
     page = summary(document(job(), {"a": Given([finding], json=with_means(breakdown()))}))
     assert page.startswith("# A step takes 1 ms on average: 60% compute")
     assert "**First:** It is slow. (up to 2 ms a step) **Next step:** Make it fast." in page

@@ -84,7 +84,7 @@ def test_percent(share: float, text: str) -> None:
 def test_the_first_thing_to_do_is_the_first_finding_with_advice_that_costs_something() -> None:
     findings = [
         Finding("a", "info", "a remark", advice="read it"),
-        Finding("b", "info", "cheap", advice="win a little", weight_ns=5_000),
+        Finding("b", "info", "cheap", advice="win a little", gain_ns=5_000),
     ]
     found = first_step(document(job(), {"a": Given(findings)}))
     assert found is not None

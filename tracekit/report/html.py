@@ -56,7 +56,11 @@ def _head(document: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, A
 def _evidence(finding: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, Any]:
     """A finding with the chapter that shows it (the one of its analysis), and the one rank that it is about."""
     ranks = (finding.get("subject") or {}).get("ranks") or []
-    shown = {"place": places.get(finding["id"].partition(".")[0], ""), "rank": ranks[0] if len(ranks) == 1 else None}
+    shown = {
+        "consequences": finding.get("consequences") or [],
+        "place": places.get(finding["id"].partition(".")[0], ""),
+        "rank": ranks[0] if len(ranks) == 1 else None,
+    }
     return {**finding, **shown, "gain_us": overview.gain_of(finding)}
 
 

@@ -80,6 +80,7 @@ def _findings(findings: Sequence[Mapping[str, Any]]) -> list[str]:
         gain = overview.gain_of(finding)
         wins = f" Up to {quantity(gain, 'us')} a step." if gain else ""
         lines.append(f"{number}. {finding['severity']}: {_plain(finding['text'])}{wins}")
+        lines += [f"   - follows: {_plain(text)}" for text in finding.get("consequences") or []]
         more = (("next step", finding["advice"]), ("evidence", finding["evidence"]))
         lines += [f"   - {label}: {_plain(words)}" for label, words in more if words]
     return [*(lines if findings else [*lines, "Nothing stands out."]), ""]

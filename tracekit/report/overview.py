@@ -94,8 +94,7 @@ class FirstStep:
 
 def gain_of(finding: Mapping[str, Any]) -> float | None:
     """What a step would win without this finding [us]; None where no time can be named."""
-    gain: float | None = finding["gain_us"] if "gain_us" in finding else finding["weight_us"]
-    return gain or None
+    return finding.get("gain_us") or None
 
 
 def first_step(document: Mapping[str, Any]) -> FirstStep | None:
