@@ -88,7 +88,7 @@ def test_gaps_that_begin_while_the_host_synchronizes_are_told() -> None:
     (finding,) = idle.analyze(job_of(trace)).findings()
     assert finding.text == (
         "For 30% of a step (300 us) the device is idle because the host has not launched its work yet; "
-        "67% of that follows a synchronization."
+        "67% of that follows a call that waits for the device."
     )
     assert (finding.id, finding.severity, finding.weight_ns) == ("idle.host_bound", "critical", 300_000)
     assert ".item()" in finding.advice and "CUDA graphs" in finding.advice

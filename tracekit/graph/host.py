@@ -16,12 +16,12 @@ _FRAMES = re.compile(
 )
 _WORDS: tuple[tuple[str, str], ...] = (
     (r"data_?loader|dataset|collate|__next__|next_batch|get_batch|\bloader\b", "loading data"),
-    (r"garbage.?collect|\bgc\b|gc\.collect|gc\.py", "collecting garbage"),
+    (r"garbage.?collect|\bgc\b|gc\.collect|gc\.py|built-in method collect of", "collecting garbage"),
     (r"checkpoint|torch\.save|save_state|serializ", "saving a checkpoint"),
     (r"(?:cuda|hip|cu|mem)\w*Malloc|(?:cuda|hip|cu)\w*Free|Mem(?:Alloc|Map|Create|Unmap|Address)", "allocating or freeing device memory"),
-    (r"Profiler|Buffer Flush|Instrumentation|Resource\b", "the profiler"),
+    (r"Profiler(?!Step)|(?:Activity|Command|Tracing)\w* Buffer|Buffer (?:Flush|Request)|Instrumentation|^Resource$", "the profiler"),
     (r"Synchronize|hipMemcpyWithStream|^(?:cuda|hip)Memcpy$|_local_scalar_dense|aten::item", "waiting for the device"),
-    (r"ModuleLoad|ModuleGetFunction|LibraryLoad|FuncGetAttributes", "loading kernels"),
+    (r"ModuleLoad|Lazy Function|ModuleGetFunction|LibraryLoad|FuncGetAttributes", "loading kernels"),
     (r"compile|dynamo|inductor|triton", "compiling"),
     (r"print|logging|wandb|tensorboard", "logging"),
 )  # fmt: skip
