@@ -25,7 +25,7 @@ def load(path):
 def test_every_real_trace_is_analyzed_and_adds_up(path):
     _, found = load(path)
     for row in found["breakdown"]:
-        parts = ("compute_us", "exposed_comm_us", "memory_copy_us", "idle_us")
+        parts = ("compute_us", "exposed_comm_us", "memory_copy_us", "idle_us", "unknown_us")
         assert round(1000 * sum(row[p] for p in parts)) == round(1000 * row["step_us"])
     json.dumps(found, allow_nan=False)
 

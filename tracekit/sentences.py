@@ -72,8 +72,9 @@ def _axis_of_several_shapes(detail: Detail) -> str:
 
 def _kernels_lost(detail: Detail) -> str:
     steps = f" (steps {listed(detail['steps'])})" if detail["steps"] else ""
+    log = f" (its log tells of {detail['out_of_range']} activities out of range)" if detail["out_of_range"] else ""
     return (
-        f"{detail['count']} of {detail['total']} kernel launches have no kernel in the trace: buffers of the profiler were lost; "
+        f"{detail['count']} of {detail['total']} kernel launches have no kernel in the trace: buffers of the profiler were lost{log}; "
         f"the time in which they may have run{steps} is not known, and in no mean"
     )
 
@@ -138,10 +139,11 @@ SENTENCES: dict[str, str | Callable[[Detail], str]] = {
     "steps_without_end": "{count} step {count:?mark has|marks have} no end (or times that cannot be true): not counted as steps",
     "ranges_inside": "{count} numbered {count:?range lies|ranges lie} inside another one: counted as a part of that step",
     "steps_overlap": "{count} {count:?step overlaps|steps overlap} the next one: cut where that starts",
-    "steps_repeat": "{count} {count:?step repeats|steps repeat} the number of an earlier one: left out",
+    "steps_repeat": "{count} {count:?step repeats|steps repeat} the number of an earlier one: numbered on as {numbers}",
     "memory_events_left_out": "{count} memory events have no size or time that can be true: they are left out",
     "stages_on_host": "most ranges of pipeline stages launched nothing on the device: their times are the host's",
     "steps_beyond": "--steps asks for more than the traces hold: of it there are the steps {first} to {last}",
+    "windows_repeat_steps": "{count} {count:?step|steps} of later recordings repeat numbers of earlier ones of their rank: numbered on",
     "no_common_step": _no_common_step,
     "clock_contradicted": _clock_contradicted,
     "clocks_aligned": _clocks_aligned,
@@ -149,7 +151,6 @@ SENTENCES: dict[str, str | Callable[[Detail], str]] = {
     "no_device_work": "the trace holds no GPU work: operators count as compute, the backend's ranges as communication",
     "device_lost": "{count} kernel {count:?launch|launches} and not one kernel: what the device did is lost, its time is not known",
     "kernels_lost": _kernels_lost,
-    "out_of_range": "the profiler says that it dropped {count} {count:?activity|activities} as out of range",
     "outside_profiler": "{count} {count:?step lies|steps lie} partly outside the profiler's own span: that time is not known",
     "device_not_read": "{count} events of a device are of a kind that is not read ({names:4}): its time is not known",
     "stray_device_work": "work on {count} more {count:?device|devices} is too little to be a part of the steps and is not counted in them",

@@ -73,7 +73,12 @@ def test_dlrm_busy_and_wait_times_are_those_computed_by_hand() -> None:
         assert row["collectives"] == 8
     for rank, pieces in by_rank.items():
         assert overlap[rank]["comm_us"] == covered([piece[1:] for piece in pieces]) / 1000
-    assert {row["count"] for row in results["collectives"].json()["collectives"]} == {5, 3}
+    rows = results["collectives"].json()["collectives"]
+    assert {kind: sum(row["count"] for row in rows if row["kind"] == kind) for kind in ("all_to_all", "all_reduce")} == {
+        "all_to_all": 5,
+        "all_reduce": 3,
+    }
+    assert all(row["full_bytes"] for row in rows)  # by the shapes of the operators
 
 
 @pytest.mark.skipif(not DDP.exists(), reason="the recorded job is not beside the project")

@@ -100,3 +100,11 @@ def test_a_step_range_beyond_the_trace_is_said(tmp_path):
     record(tmp_path, 0, 1)
     assert [found.code for found in load(tmp_path, steps=(5, 90)).notes if found.code == "steps_beyond"] == ["steps_beyond"]
     assert not [found for found in load(tmp_path, steps=(10, 11)).notes if found.code == "steps_beyond"]
+
+
+def test_steps_that_one_process_records_again_are_other_steps(tmp_path):
+    for number in range(2):
+        for rank in (0, 1):
+            record(tmp_path / str(number), rank, base=BASE + number * 10**10, name=f"rank{rank}_{number}.json", host_name="a")
+    job = load(tmp_path)
+    assert (job.steps, sorted(set(job.operations["step_number"])), len(job.matches)) == ([10, 11], [10, 11], 2)

@@ -119,7 +119,7 @@ def our_figures(activity: Activity) -> Figures:
     outside = activity.window[1] - activity.window[0] - window  # host only: before the first and behind the last kernel
     hidden, total = int(exposure.hidden_ns[0]), int(exposure.comm_ns[0])
     return Figures(
-        idle=int(parts.idle_ns[0]) - outside,
+        idle=int(parts.idle_ns[0] + parts.unknown_ns[0]) - outside,
         compute=int(parts.compute_ns[0]),
         other=other,
         window=window,
@@ -161,11 +161,18 @@ def test_agrees_on_overlapping_streams(tmp_path: Path) -> None:
     assert_agree(ours, hta_figures(path))
 
 
+#: Whose kernels HTA counts as communication as well.
+_HTA_KNOWS = {"nccl", "rccl", "symmetric_memory", "nccl_symmetric", "custom", "gloo", "unknown"}
+
+
 @pytest.mark.parametrize("path", real_traces(), ids=lambda path: path.name)
 def test_agrees_on_real_traces(path: Path) -> None:
     activity = our_activity(path)
     if activity.on_cpu:
         pytest.skip("a trace without device work; HTA has no figures for it")
+    others = set(activity.operations["implementation"].astype("str")) - _HTA_KNOWS
+    if others or "mtia" in path.name:
+        pytest.skip(f"HTA counts {', '.join(sorted(others)) or 'work on MTIA'} as something else")
     assert_agree(our_figures(activity), hta_figures(path))
 
 

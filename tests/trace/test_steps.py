@@ -125,13 +125,13 @@ def test_one_step_seen_on_two_threads():
     assert t.coverage.problems == []
 
 
-def test_a_number_that_comes_back_is_said():
+def test_a_number_that_comes_back_is_another_step():
     trace = Trace()
     for i, number in enumerate((0, 1, 0, 1)):
         trace.annotation(f"step {number}", 100 * i, 90)
     found, _, t = steps(trace)
-    assert found == [(0, 0, 90), (1, 100, 190)]
-    assert any("2 steps repeat the number of an earlier one" in p for p in t.coverage.problems)
+    assert found == [(0, 0, 90), (1, 100, 190), (2, 200, 290), (3, 300, 390)]
+    assert "2 steps repeat the number of an earlier one: numbered on as 2, 3" in t.coverage.problems
 
 
 def test_only_unfinished_steps_are_none():

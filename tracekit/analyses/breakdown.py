@@ -35,7 +35,7 @@ from tracekit.schema import Column, table
 from tracekit.trace import intervals
 from tracekit.trace.events import BoolArray, Int64Array
 from tracekit.trace.steps import StepTimes, step_times
-from tracekit.units import NS_PER_US, NULL, format_ns
+from tracekit.units import NS_PER_US, NULL, format_ns, listed, plural
 
 ORDER = 10
 
@@ -61,6 +61,8 @@ MEAN_STEP = table(
     *(replace(column, dtype="float64") for column in BREAKDOWN.columns if column.unit == "ns"),
 )
 _PARTS = tuple(BREAKDOWN.names[len(STEP_COLUMNS) + 1 :])
+#: The finding that says of which ranks nothing is known.
+NOT_RECORDED = "breakdown.device_not_recorded"
 _TOTALS = ("device_ns", "outside_ns", "suspects")
 #: A device with a smaller share of the busiest one's time saw a stray copy or two, and no work of the step.
 _STRAY = 0.01
@@ -221,7 +223,7 @@ class Breakdown:
 
     def findings(self) -> list[Finding]:
         """Ranks that compute longer than others, steps longer than others, copies that hold up the device."""
-        found = [self.suspicion, self._imbalance(), self._variation(), self._copies(), self._outside()]
+        found = [self.suspicion, self._not_recorded(), self._lost(), self._imbalance(), self._variation(), self._copies(), self._outside()]
         return [finding for finding in found if finding is not None]
 
     def sections(self) -> list[Section]:
@@ -258,6 +260,42 @@ class Breakdown:
         if (self.per_step["compute_ns"] == NULL).any():
             parts.append("Ranks whose trace is truncated are left out.")
         return " ".join(parts)
+
+    def _not_recorded(self) -> Finding | None:
+        """Ranks of whose device nothing is known at all."""
+        rows = self.per_step[(self.per_step["compute_ns"] == NULL) & (self.per_step["unknown_ns"] != NULL)]
+        ranks = sorted({int(rank) for rank in rows["rank"]})
+        if not ranks:
+            return None
+        whose = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {listed(ranks)}"
+        return Finding(
+            NOT_RECORDED,
+            "critical",
+            f"What the device of {whose} did was not recorded or could not be read: its time is not known, and it is in no mean.",
+            float(len(ranks)),
+            "ranks",
+            "unknown time in the step breakdown; coverage says what is there instead",
+            "Record again with the device's activities, over fewer steps if buffers were lost.",
+        )
+
+    def _lost(self) -> Finding | None:
+        """Steps of which a part is not known."""
+        rows = measured(self.per_step, "compute_ns")
+        rows = rows[rows["unknown_ns"] > 0]
+        if not len(rows):
+            return None
+        share = float(rows["unknown_ns"].sum() / rows["step_ns"].sum())
+        whose = listed([f"rank {rank}" for rank in sorted(set(rows["rank"].tolist()))])
+        return Finding(
+            "breakdown.lost",
+            "warning",
+            f"{plural(len(rows), 'step')} of {whose} cannot be told whole: "
+            f"for {share:.0%} of their time it is not known what the device did. They are in no mean.",
+            float(len(rows)),
+            "steps",
+            "unknown time in the step breakdown",
+            "Record fewer steps at a time; lost buffers and a profiler that stops within a step take work with them.",
+        )
 
     def _imbalance(self) -> Finding | None:
         means = mean_by_rank(complete(self.per_step), ["compute_ns", "step_ns"])

@@ -25,6 +25,7 @@ from tracekit.notes import Note, note
 from tracekit.readers.identity import resolve
 from tracekit.trace.clock import Clock, align
 from tracekit.trace.events import Coverage
+from tracekit.trace.steps import numbered_on
 from tracekit.units import NULL, listed
 
 
@@ -41,6 +42,7 @@ def join(
     everything = sorted([*coverage, *(w.coverage for w in windows)], key=lambda c: c.file)
     world_size, present, missing, world_notes = _world(used, everything, ranks if traced else None)
     alone, memory_notes = pair([window for window in windows if not window.has_events], used, ranks)
+    notes += _numbered_on(used)
     recorded = _steps_of_ranks(used)
     notes += [*world_notes, *_steps_apart(recorded)]
     groups, group_notes = unite([(w.rank if w.rank is not None else 0, w.groups) for w in used], world_size)
@@ -150,6 +152,20 @@ def _steps_of_ranks(used: Sequence[Window]) -> dict[int, set[int]]:
         if window.rank is not None:
             by_rank.setdefault(window.rank, set()).update(int(n) for n in window.steps.number)
     return by_rank
+
+
+def _numbered_on(used: Sequence[Window]) -> list[Note]:
+    """Steps of a rank's later windows whose numbers repeat earlier ones (a profiler started again) are other steps: numbered on."""
+    seen: dict[int | None, set[int]] = {}
+    repeated = 0
+    for window in used:
+        before = seen.setdefault(window.rank, set())
+        numbers = window.steps.number.tolist()
+        if before.intersection(numbers):
+            repeated += len(numbers)
+            window.steps = replace(window.steps, number=numbered_on(window.steps.number, frozenset(before)))
+        before.update(window.steps.number.tolist())
+    return [note("windows_repeat_steps", repeated)] if repeated else []
 
 
 def _common_steps(by_rank: Mapping[int, set[int]]) -> list[int]:

@@ -79,10 +79,10 @@ def lost_work(tables: RankTables, steps: Steps, span: tuple[int, int], start: In
     unknown = intervals.union(*(np.concatenate(pair) for pair in zip(*parts, strict=True)))
     if len(missing):
         hit = steps.number[intervals.covered(steps.start, steps.end, parts[0]) > 0]
-        tables.coverage.note(note("kernels_lost", len(missing), total=len(launches), steps=tuple(int(n) for n in hit)))
-    dropped = _out_of_range(tables.metadata)
-    if dropped:
-        tables.coverage.note(note("out_of_range", dropped))
+        dropped = _out_of_range(tables.metadata)
+        tables.coverage.note(
+            note("kernels_lost", len(missing), total=len(launches), steps=tuple(int(n) for n in hit), out_of_range=dropped)
+        )
     return Lost(len(missing), unknown, True)
 
 
@@ -159,7 +159,7 @@ def _outside_profiler(tables: RankTables, steps: Steps, start: Int64Array) -> in
 
 
 def _out_of_range(metadata: dict[str, Any]) -> int:
-    """How many activities the profiler says it dropped: it writes its own log into the file."""
+    """How many activities the profiler's own log in the file says it left out; those before and behind its window are among them."""
     found = 0
     for value in metadata.values():
         for text in value[:1000] if isinstance(value, list) else [value]:

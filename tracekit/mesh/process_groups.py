@@ -89,13 +89,15 @@ def unite(windows: Sequence[tuple[int, Sequence[LocalGroup]]], world_size: int |
     """All groups of the job from what each window's rank knows: ``windows`` are (rank, its groups).
 
     A cut list is completed by another rank's whole list of the same name, size, description and visible members. Where no rank has the
-    whole list, every rank that claims the group is known to be a member. The result does not depend on the order of the windows.
+    whole list, every rank that claims the group is known to be a member. Groups whose members and description agree are one although ranks
+    number them differently. The result does not depend on the order of the windows.
     """
     claims = [[_claim(rank, group, world_size) for group in groups] for rank, groups in windows]
     every = [claim for own in claims for claim in own]
     _complete(every)
     notes = _gather_partial([claim for claim in every if claim.ranks is None], world_size)
-    keys = [[claim.key for claim in own] for own in claims]
+    one_name = _renumbered(every)
+    keys = [[one_name.get(claim.key, claim.key) for claim in own] for own in claims]
     by_key: dict[_Key, list[_Claim]] = {}
     for key, claim in zip((key for own in keys for key in own), every, strict=True):
         by_key.setdefault(key, []).append(claim)
@@ -105,6 +107,28 @@ def unite(windows: Sequence[tuple[int, Sequence[LocalGroup]]], world_size: int |
     united = [_renamed(group, identifier) for group, identifier in zip(united, _identifiers(united), strict=True)]
     index = {key: i for i, key in enumerate(ordered)}
     return ProcessGroups(united, [[index[key] for key in own] for own in keys]), notes
+
+
+def _renumbered(claims: Sequence[_Claim]) -> dict[_Key, _Key]:
+    """The key to use for groups that ranks call by different names (torch before 2.4 counts per rank) though all else agrees.
+
+    Not where a rank knows both: these are two communicators over the same ranks.
+    """
+    described: dict[_Key, set[str]] = {}
+    for claim in claims:
+        described.setdefault(claim.key, set()).add(claim.group.description)
+    alike: dict[tuple[tuple[int, ...], str], dict[_Key, set[int]]] = {}
+    for claim in claims:
+        named = claim.group.description not in (*NO_DESCRIPTION, DEFAULT_GROUP)
+        if claim.ranks is not None and named and len(described[claim.key]) == 1:
+            same = alike.setdefault((tuple(sorted(claim.ranks)), claim.group.description), {})
+            same.setdefault(claim.key, set()).add(claim.rank)
+    result: dict[_Key, _Key] = {}
+    for same in alike.values():
+        if len(same) > 1 and sum(map(len, same.values())) == len(set().union(*same.values())):
+            first = min(same, key=lambda key: (_natural(key[0]), key[1:]))
+            result.update(dict.fromkeys(same, first))
+    return result
 
 
 def _natural(name: str) -> tuple[int, int, str]:

@@ -18,6 +18,8 @@ PARTS = (
     ("idle_us", "idle", "idle"),
 )
 #: The finding that says that part of what counts as compute may be communication.
+#: The findings that say why no step is known whole.
+UNKNOWN = ("breakdown.device_not_recorded", "breakdown.lost")
 SUSPICION = "breakdown.communication_not_recognised"
 
 
@@ -50,7 +52,7 @@ def answer(document: Mapping[str, Any]) -> Answer:
     """The one-line answer, from ``mean_step``."""
     mean = next(iter(document.get("mean_step") or []), None)
     if mean is None or not mean["step_us"] or not mean["steps"]:
-        return Answer(_peak_alone(document) or "No step could be broken down: see coverage for the reason.", None, (), None)
+        return Answer(_peak_alone(document) or f"No step could be broken down. {_why_unknown(document)}", None, (), None)
     step = mean["step_us"]
     parts = [Part(name, role, mean[key], mean[key] / step) for key, name, role in PARTS]
     what = "A step takes" if any(row["step"] is not None for row in document["breakdown"]) else "The recorded window takes"
@@ -103,6 +105,10 @@ def first_step(document: Mapping[str, Any]) -> FirstStep | None:
         if finding["advice"] and (finding["severity"] != "info" or gain_of(finding)):
             return FirstStep(finding["text"], finding["advice"], gain_of(finding), index)
     return None
+
+
+def _why_unknown(document: Mapping[str, Any]) -> str:
+    return next((found["text"] for found in document.get("findings", []) if found["id"] in UNKNOWN), "See coverage for the reason.")
 
 
 @dataclass(frozen=True)

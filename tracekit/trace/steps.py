@@ -158,15 +158,32 @@ def _steps(tables: RankTables, rows: Int64Array, number: Int64Array, source: str
 def _each_number_once(
     tables: RankTables, start: Int64Array, end: Int64Array, number: Int64Array
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """A mark seen on two threads at one time is one step; a number that comes back later (a new epoch) is not kept."""
+    """A mark seen on two threads at one time is one step; one whose number comes back later (a new epoch) is another: numbered on."""
     used, first, inverse = np.unique(number, return_index=True, return_inverse=True)
-    if len(used) < len(number):
-        later = int((start >= end[first][inverse]).sum())
-        if later:
-            tables.coverage.note(note("steps_repeat", later))
-        first.sort()
-        start, end, number = start[first], end[first], number[first]
+    if len(used) == len(number):
+        return start, end, number
+    later = start >= end[first][inverse]
+    once = later.copy()
+    once[first] = True
+    start, end, number = start[once], end[once], number[once]
+    if later.any():
+        number = numbered_on(number, frozenset())
+        tables.coverage.note(note("steps_repeat", later.sum(), numbers=tuple(int(n) for n in number[later[once]])))
     return start, end, number
+
+
+def numbered_on(number: Int64Array, used: frozenset[int]) -> Int64Array:
+    """Step numbers, in order of time, none twice and none that is used already: from the first that repeats on they count on from the
+    highest.
+    """
+    seen = set(used)
+    shift, result = 0, []
+    for own in number.tolist():
+        if own + shift in seen:
+            shift = max(seen) + 1 - own
+        result.append(own + shift)
+        seen.add(own + shift)
+    return np.array(result, np.int64)
 
 
 def find_phases(tables: RankTables) -> Phases:
