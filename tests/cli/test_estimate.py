@@ -118,13 +118,14 @@ def test_the_page_opens_from_disk_and_shows_the_figures(tmp_path):
 def test_a_search(tmp_path):
     page, data = tmp_path / "fit.html", tmp_path / "fit.json"
     options = ["--model", "llama3-8b", "--recompute", "full", "--global-batch", "16"]
-    result = run(*options, "--fit", "80GB", "--ranks", "8", "-o", page, "--json", data)
+    result = run(*options, "--fit", "40GB", "--ranks", "8", "-o", page, "--json", data)
     assert result.exit_code == 0, result.stderr
     assert "Fastest first" in result.stdout and "These do not fit" in result.stdout
     found = json.loads(data.read_text())
     fit = [mesh for mesh in found["meshes"] if mesh["fits"]]
-    assert fit and all(mesh["peak_bytes"] <= 80 * 10**9 and mesh["reason"] is None for mesh in fit)
-    assert [mesh["step_us"] for mesh in fit] == sorted(mesh["step_us"] for mesh in fit)
+    assert fit and all(mesh["peak_bytes"] <= 40 * 10**9 and mesh["reason"] is None for mesh in fit)
+    assert [(mesh["tight"], mesh["step_us"]) for mesh in fit] == sorted((mesh["tight"], mesh["step_us"]) for mesh in fit)
+    assert " is best with 1 sequence at a time, full recomputation" in found["why"] and found["why"] in result.stdout.replace("\n", " ")
     assert all(mesh["reason"] for mesh in found["meshes"][len(fit) :])
     assert "dp_shard=8" in " ".join(Page(page.read_text()).text)
 

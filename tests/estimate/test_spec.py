@@ -1,12 +1,13 @@
 """Plans from plain values, and the search for meshes that fit."""
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
 
 from tracekit.errors import UsageError
 from tracekit.estimate.estimate import estimate
-from tracekit.estimate.fit import Candidate, divisors, fitting, meshes_of, search
+from tracekit.estimate.fit import SEARCHED, Candidate, divisors, fitting, meshes_of, search, why_best
 from tracekit.estimate.plan import MeshSizes
 from tracekit.estimate.presets import PRESETS
 from tracekit.estimate.spec import spec_of
@@ -136,18 +137,18 @@ def test_divisors():
 def test_meshes_of_eight_ranks():
     spec = spec_of({"model": TINY, "strategy": "ddp"})
     found = list(meshes_of(8, spec))
-    assert len(found) == len(set(found)) == 20  # 8 = 2^3 over pp, cp, tp and replicas
+    assert len(found) == len(set(found)) == 10  # 8 = 2^3 over pp, tp and replicas; nobody divides a short sequence
     assert all(mesh.world == 8 and mesh.dp_shard == 1 for mesh in found)
 
 
-def searched(memory: int, world: int = 8, **values) -> list[Candidate]:
-    return search(spec_of({"model": TINY, **values}), world, memory, 32)
+def searched(memory: int, world: int = 8, fixed: Collection[str] = (), **values) -> list[Candidate]:
+    return search(spec_of({"model": TINY, **values}), world, memory, 32, fixed)
 
 
 def test_the_search_ranks_what_fits_and_says_why_the_rest_does_not():
     found = searched(2**40)
     fit = fitting(found)
-    assert [c.seconds for c in fit] == sorted(c.seconds for c in fit if c.seconds is not None)
+    assert [c.seconds for c in fit if not c.tight] == sorted(c.seconds for c in fit if c.seconds is not None and not c.tight)
     reasons = {c.mesh.text(): c.reason for c in found if not c.fits}
     assert reasons["tp=8"] == "tp=8 does not divide 4 heads"
     assert reasons["pp=8"] == "8 stages of 1 chunks need more than 4 layers"
@@ -164,7 +165,7 @@ def test_a_smaller_device_fits_less():
 
 def test_a_candidate_says_what_the_estimate_says():
     spec = spec_of({"model": TINY, "mesh": "dp_shard=4,tp=2", "batch": {"global_batch": 32}})
-    candidate = next(c for c in searched(2**40) if c.mesh == spec.plan.mesh)
+    candidate = next(c for c in searched(2**40, fixed=SEARCHED) if c.mesh == spec.plan.mesh)
     found = estimate(spec.shape, spec.plan, spec.hardware, spec.assumptions)
     assert candidate.seconds == found.step.total
     assert candidate.peak == found.peak.memory.reserved
@@ -199,3 +200,54 @@ def test_the_bubble_of_the_predicted_step_is_that_of_the_schedule():
     found = estimate(spec.shape, spec.plan, spec.hardware, spec.assumptions)
     assert found.step.bubble == pytest.approx((found.step.compute + found.step.exposed) * 3 / 8)
     assert found.bubble_shares == pytest.approx((3 / 8, 3 / 11))
+
+
+def test_settings_are_searched_and_the_best_says_why():
+    """With room for everything nothing is computed again; with little, more is; what is given stays."""
+    best = fitting(searched(2**40))[0]
+    assert best.plan is not None and best.plan.batch.recompute == "none" and not best.tight
+    kept = fitting(searched(2**40, fixed=("recompute",), batch={"recompute": "full"}))
+    assert {c.plan.batch.recompute for c in kept if c.plan is not None} == {"full"}
+    assert why_best([best]).startswith(f"{best.mesh.text()} is best with {best.settings()}: its step is ")
+    assert why_best([]) == ""
+
+
+def test_settings_leave_headroom_and_tight_ones_come_last():
+    (peak,) = {c.peak for c in searched(2**40, fixed=SEARCHED) if c.mesh.text() == "dp_shard=8"}
+    assert peak is not None
+    tight = next(c for c in searched(peak + 1, fixed=SEARCHED) if c.mesh.text() == "dp_shard=8")
+    assert tight.fits and tight.tight
+    order = [c.tight for c in fitting(searched(peak + 1, fixed=SEARCHED))]
+    assert order == sorted(order)
+
+
+def test_tensor_parallelism_stays_within_the_node_where_anything_fits():
+    small = {"hardware": {"preset": "h100", "per_node": 2}}
+    found = searched(2**40, **small)
+    assert all(c.mesh.tp <= 2 for c in fitting(found))
+    assert any(c.mesh.tp == 4 and "leaves the node of 2 devices" in c.reason for c in found)
+
+
+#: Model, ranks, sequences a step (tokens of the published runs over 8,192 or 4,096); (pp, tp) that is known to be used.
+KNOWN = [
+    ("llama3-8b", 8, 128, "h100", (1, 1)),  # FSDP over 8: torchtitan
+    ("llama3-70b", 64, 256, "h100", (1, 8)),  # FSDP and TP 8: torchtitan
+    ("llama3-70b", 64, 256, "h100", (1, 1)),  # FSDP over all
+    ("llama3-405b", 16384, 2048, "h100", (16, 8)),  # arXiv:2407.21783, table 4
+]
+
+
+@pytest.mark.parametrize(("model", "ranks", "batch", "device", "known"), KNOWN)
+def test_what_is_known_to_be_used_is_among_the_first_five(model, ranks, batch, device, known):
+    spec = spec_of({"model": model, "hardware": device})
+    first = fitting(search(spec, ranks, 80 * 10**9, batch))[:5]
+    assert known in {(c.mesh.pp, c.mesh.tp) for c in first}
+
+
+@pytest.mark.slow
+def test_the_largest_mixture_of_experts_on_2048_ranks():
+    """DeepSeek-V3 (arXiv:2412.19437, section 3.2): 16 stages, experts over 64 ranks, no tensor parallelism; here with experts over 32."""
+    spec = spec_of({"model": "deepseek-v3", "hardware": "h800", "recipe": "fp8_deepseek_v3"})
+    found = fitting(search(spec, 2048, 80 * 10**9, 15360))
+    assert (16, 1, 32) in {(c.mesh.pp, c.mesh.tp, c.mesh.ep) for c in found[:5]}
+    assert (16, 1, 64) in {(c.mesh.pp, c.mesh.tp, c.mesh.ep) for c in found[:10]}

@@ -101,7 +101,7 @@ class Size(ParamType):
 @click.option("--latency", type=click.Choice(["preset", "nccl"]), help="Of collectives: the hardware's preset, or NCCL's own constants.")
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Any other key of the file: strategy.bucket_cap_mb=50.")
 @click.option("--module", metavar="MODULE:FUNCTION", help="A function that builds a torch.nn.Module; needs the extra 'record'.")
-@click.option("--fit", metavar="SIZE", type=Size(), help="List every mesh of --ranks ranks that fits into this much memory a rank.")
+@click.option("--fit", metavar="SIZE", type=Size(), help="Search meshes of --ranks ranks, and settings, for this much memory.")
 @click.option("--ranks", "--world", "ranks", metavar="N", type=click.IntRange(1, 10**7), help="Ranks, for --fit.")
 @click.option("-o", "--output", type=OutputFile(), help="Write charts and tables to this HTML file.")
 @click.option("--json", "json_file", type=OutputFile(dash=True), help="Write all figures as JSON; - is standard output.")
@@ -134,8 +134,11 @@ def command(
 
     if fit is not None and ranks is not None:
         values.pop("mesh", None)  # all of them are tried
-        total = None if isinstance(batch := values.get("batch"), Mapping) and "global_batch" in batch else ranks
-        _search(spec_of(values), ranks, fit, total, output, json_file, None if quiet else out)
+        batch = values.get("batch")
+        given_batch = batch if isinstance(batch, Mapping) else {}
+        fixed = {*given_batch, *values} & {"micro_batch", "recompute", "schedule", "virtual_stages"}
+        total = None if "global_batch" in given_batch else ranks
+        _search(spec_of(values), ranks, fit, total, fixed, output, json_file, None if quiet else out)
         return
     _estimate(spec_of(values), output, json_file, None if quiet else out)
 
@@ -154,23 +157,28 @@ def _estimate(spec: Spec, output: str | None, json_file: str | None, out: Any) -
         print_estimate(result, output, out)
 
 
-def _search(spec: Spec, ranks: int, memory_bytes: int, data_ranks: int | None, output: str | None, json_file: str | None, out: Any) -> None:
+def _search(
+    spec: Spec, ranks: int, memory_bytes: int, data_ranks: int | None, fixed: set[str], output: str | None, json_file: str | None, out: Any
+) -> None:
     """``data_ranks``: no global batch is given; what one rank's micro-batches would be on so many data-parallel ranks."""
     from tracekit.cli.estimate_text import print_fit
-    from tracekit.estimate.fit import fitting, search
+    from tracekit.cli.progress import searching
+    from tracekit.estimate.fit import fitting, search, why_best
     from tracekit.report import estimate as report
     from tracekit.report import estimate_json
     from tracekit.units import format_bytes
 
     batch = spec.plan.global_batch * (data_ranks or 1)
-    candidates = search(spec, ranks, memory_bytes, batch)
+    with searching(out is None) as progress:
+        candidates = search(spec, ranks, memory_bytes, batch, fixed, progress)
     fit = len(fitting(candidates))
     sentence = f"{fit} of {len(candidates)} meshes of {ranks} ranks fit into {format_bytes(memory_bytes)}, for {batch} sequences a step."
+    why = why_best(candidates)
     if output is not None:
-        report.write_fit(output, candidates, spec.shape.name, sentence)
+        report.write_fit(output, candidates, spec.shape.name, f"{sentence} {why}".strip())
     _write_json(json_file, estimate_json.fit_document(candidates, ranks, memory_bytes))
     if out is not None:
-        print_fit(candidates, sentence, output, out)
+        print_fit(candidates, f"{sentence} {why}".strip(), output, out)
 
 
 def _module(target: str, values: dict[str, Any], json_file: str | None, out: Any, output: str | None) -> None:

@@ -61,10 +61,11 @@ def print_fit(candidates: Sequence[Candidate], answer: str, page: str | None, st
     out.print(Text(visible(answer), "bold"))
     fit = [candidate for candidate in candidates if candidate.fits]
     rest = [candidate for candidate in candidates if not candidate.fits]
-    table = grid(["mesh", "micro-batches", "step", "MFU", "memory"], 1)
+    table = grid(["mesh", "settings", "micro-batches", "step", "MFU", "memory"], 2)
     for c in fit[:MOST_MESHES]:
         step = quantity(None if c.seconds is None else c.seconds * _US, "us")
-        table.add_row(c.mesh.text(), str(c.micro_batches), step, quantity(c.mfu, "share"), quantity(c.peak, "bytes"))
+        memory = quantity(c.peak, "bytes") + (" tight" if c.tight else "")
+        table.add_row(c.mesh.text(), c.settings(), str(c.micro_batches), step, quantity(c.mfu, "share"), memory)
     if fit:
         print_grid(out, "Fastest first" + _more(len(fit), MOST_MESHES), table)
     others = grid(["mesh", "why not"], 2)

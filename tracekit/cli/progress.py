@@ -27,6 +27,20 @@ def reading(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
         bar.stop()
 
 
+@contextmanager
+def searching(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """A callback for (done, of) while the block runs; None when nobody would see a bar."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    with Progress(TextColumn("Searching"), BarColumn(), MofNCompleteColumn(), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("searching")
+        yield lambda done, of: bar.update(task, completed=done, total=of)
+
+
 class _Bar:
     """Appears with the first news of a long read."""
 

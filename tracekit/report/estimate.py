@@ -85,14 +85,16 @@ def fit_table(candidates: Sequence[Candidate]) -> Table:
     frame = pd.DataFrame(
         {
             "mesh": [c.mesh.text() for c in candidates],
-            "fits": ["yes" if c.fits else "no" for c in candidates],
+            "settings": [c.settings() or "–" for c in candidates],
+            "fits": ["tight" if c.fits and c.tight else "yes" if c.fits else "no" for c in candidates],
             "step_s": [float("nan") if c.seconds is None else c.seconds for c in candidates],
             "mfu": [float("nan") if c.mfu is None else c.mfu for c in candidates],
             "peak": [float("nan") if c.peak is None else float(c.peak) for c in candidates],
             "reason": [c.reason or "–" for c in candidates],
         }
     )
-    columns = {"mesh": "mesh", "fits": "fits", "step_s": "step [s]", "mfu": "MFU [share]", "peak": "peak [bytes]", "reason": "why not"}
+    columns = {"mesh": "mesh", "settings": "settings", "fits": "fits", "step_s": "step [s]", "mfu": "MFU [share]", "peak": "peak [bytes]",
+               "reason": "why not"}  # fmt: skip
     return Table("Meshes", frame, columns, missing=dict.fromkeys(("step_s", "mfu", "peak"), "the mesh cannot run"))
 
 

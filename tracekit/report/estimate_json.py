@@ -9,7 +9,7 @@ from typing import Any
 from tracekit import __version__
 from tracekit.collectives.cost import logical_steps
 from tracekit.estimate.estimate import Estimate, Role
-from tracekit.estimate.fit import Candidate
+from tracekit.estimate.fit import Candidate, why_best
 from tracekit.estimate.hardware import Hardware
 from tracekit.estimate.notes import notes
 from tracekit.estimate.pipeline import in_flight
@@ -157,7 +157,15 @@ def fit_document(candidates: Sequence[Candidate], world: int, memory_bytes: int)
             "mesh": {name: getattr(c.mesh, name) for name in _MESH},
             "fits": c.fits,
             "reason": c.reason or None,
+            "tight": c.tight,
             "micro_batches": c.micro_batches,
+            "micro_batch": None if c.plan is None else c.plan.batch.micro_batch,
+            "recompute": None if c.plan is None else c.plan.batch.recompute,
+            "schedule": None if c.plan is None or c.mesh.pp == 1 else c.plan.schedule,
+            "virtual_stages": None if c.plan is None or c.mesh.pp == 1 else c.plan.virtual_stages,
+            "compute_us": None if c.step is None else c.step.compute * _US,
+            "exposed_comm_us": None if c.step is None else c.step.exposed * _US,
+            "bubble_us": None if c.step is None else c.step.bubble * _US,
             "step_us": None if c.seconds is None else c.seconds * _US,
             "mfu": c.mfu,
             "peak_bytes": c.peak,
@@ -170,6 +178,7 @@ def fit_document(candidates: Sequence[Candidate], world: int, memory_bytes: int)
             "tracekit_version": __version__,
             "world_size": world,
             "memory_bytes": memory_bytes,
+            "why": why_best(candidates) or None,
             "meshes": rows,
         }
     )
