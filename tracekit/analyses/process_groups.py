@@ -18,10 +18,11 @@ import numpy as np
 import pandas as pd
 
 from tracekit.analyses import _exposed
-from tracekit.analyses._common import UNKNOWN_AXIS, rank_labels
-from tracekit.findings import Chart, Finding, Heatmap, Section, Table
+from tracekit.analyses._common import UNKNOWN_AXIS
+from tracekit.analyses._group_maps import LARGEST_MAP, maps, members_of, ranks_of
+from tracekit.findings import Chart, Finding, Section, Table
 from tracekit.job.model import Job
-from tracekit.mesh.process_groups import ProcessGroup, short_ranks
+from tracekit.mesh.process_groups import ProcessGroup
 from tracekit.schema import Column, table
 from tracekit.trace import intervals
 from tracekit.trace.events import Int64Array
@@ -59,8 +60,6 @@ REPORTED = table(
     *PROCESS_GROUPS.columns[1:],
 )
 _SHOWN = ("id", "description", "axis", "size", "members", "spans_nodes", "operations", "sent_bytes", "busy_ns", "exposed_ns")
-#: Larger worlds get no map: nobody could read it.
-_LARGEST_MAP, _LARGEST_SQUARE = 4096, 64
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ class GroupUse:
         if not crossing:
             return []
         group = self.groups[crossing[0]]
-        text = f"Tensor-parallel groups span nodes (process group {group.id}, ranks {_members(group)})."
+        text = f"Tensor-parallel groups span nodes (process group {group.id}, ranks {members_of(group)})."
         advice = "Place this axis innermost so that its ranks share a node: it communicates in every layer."
         return [Finding("process_groups.placement", "warning", text, float(len(crossing)), "groups", "hosts in the traces", advice)]
 
@@ -85,11 +84,7 @@ class GroupUse:
         """Who is in which group, and what each group costs."""
         if not self.groups:
             return []
-        charts: list[Chart] = [self._table()]
-        if 1 < len(self.world) <= _LARGEST_MAP and any(_ranks(group) for group in self.groups):
-            charts.append(_rank_axis_map(self.groups, self.world))
-        if 1 < len(self.world) <= _LARGEST_SQUARE and any(_ranks(group) for group in self.groups):
-            charts.append(_rank_rank_map(self.groups, self.world))
+        charts: list[Chart] = [self._table(), *maps(self.groups, self.world)]
         lead = "A process group is a set of ranks that communicate with each other; groups along one mesh axis do the same side by side."
         return [Section("Process groups and mesh", lead, charts, name="groups")]
 
@@ -106,10 +101,10 @@ class GroupUse:
             "name": [group.name for group in groups],
             "description": [group.description for group in groups],
             "ranks": [None if group.ranks is None else list(group.ranks) for group in groups],
-            "known_ranks": [list(_ranks(group)) for group in groups],
+            "known_ranks": [list(ranks_of(group)) for group in groups],
             "size": np.array([group.size or NULL for group in groups], np.int64),
             "axis": [group.axis for group in groups],
-            "members": [_members(group) for group in groups],
+            "members": [members_of(group) for group in groups],
             "spans_nodes": pd.Series([group.spans_nodes for group in groups], dtype=object),
         }
         return self.use.assign(**columns)
@@ -158,7 +153,7 @@ def analyze(job: Job) -> GroupUse:
             "exposed_ns": exposed,
         }
     )
-    world = list(range(job.world_size)) if job.world_size and job.world_size <= _LARGEST_MAP else job.ranks
+    world = list(range(job.world_size)) if job.world_size and job.world_size <= LARGEST_MAP else job.ranks
     return GroupUse(list(job.groups.groups), use, world)
 
 
@@ -175,60 +170,3 @@ def _times(job: Job) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[An
             measured[number] = True
     used = np.bincount(job.operations["group"][job.operations["group"] >= 0], minlength=size) > 0
     return np.where(measured | ~used, busy, NULL), np.where(measured | ~used, exposed, NULL)
-
-
-def _ranks(group: ProcessGroup) -> tuple[int, ...]:
-    return group.known if group.ranks is None else group.ranks
-
-
-def _members(group: ProcessGroup) -> str:
-    known_ranks = short_ranks(_ranks(group))
-    return known_ranks if group.ranks is not None else f"{known_ranks}, not all are recorded"
-
-
-def _axes(groups: list[ProcessGroup]) -> list[str]:
-    return list(dict.fromkeys(group.axis or UNKNOWN_AXIS for group in groups if len(_ranks(group)) > 1))
-
-
-def _rank_axis_map(groups: list[ProcessGroup], world: list[int]) -> Heatmap:
-    """For each rank and axis which of the axis' groups the rank is in: 1 is the axis' first group."""
-    axes = _axes(groups)
-    row_index = {rank: i for i, rank in enumerate(world)}
-    numbers: list[list[float | None]] = [[None] * len(axes) for _ in world]
-    texts = [["in no group"] * len(axes) for _ in world]
-    seen = dict.fromkeys(axes, 0)
-    for group in groups:
-        axis = group.axis or UNKNOWN_AXIS
-        if axis not in seen:
-            continue
-        seen[axis] += 1
-        for rank in _ranks(group):
-            if rank in row_index:
-                y, x = row_index[rank], axes.index(axis)
-                texts[y][x] = _label(group) if numbers[y][x] is None else f"{texts[y][x]}; {_label(group)}"
-                numbers[y][x] = float(seen[axis]) if numbers[y][x] is None else numbers[y][x]
-    note = "The number is that of the group among the groups of its axis: ranks with one number in a column communicate with each other."
-    return Heatmap("Which group of each axis a rank is in", axes, rank_labels(world), numbers, "", texts, "mesh axis", note=note)
-
-
-def _rank_rank_map(groups: list[ProcessGroup], world: list[int]) -> Heatmap:
-    """For each two ranks the smallest group that holds both, shown as the number of its axis."""
-    axes = _axes(groups)
-    row_index = {rank: i for i, rank in enumerate(world)}
-    numbers: list[list[float | None]] = [[None] * len(world) for _ in world]
-    texts = [["no common group"] * len(world) for _ in world]
-    for group in sorted(groups, key=lambda g: -len(_ranks(g))):  # small groups last: they overwrite
-        members = [row_index[rank] for rank in _ranks(group) if rank in row_index]
-        for y in members if len(members) > 1 else []:
-            for x in members:
-                if x != y:
-                    numbers[y][x] = 1.0 + axes.index(group.axis or UNKNOWN_AXIS)
-                    texts[y][x] = _label(group)
-    legend = ", ".join(f"{i} {axis}" for i, axis in enumerate(axes, start=1))
-    labels = [str(rank) for rank in world]
-    title = "Which axis joins two ranks"
-    return Heatmap(title, labels, labels, numbers, "", texts, "rank", "rank", note=f"The smallest common group, by its axis: {legend}.")
-
-
-def _label(group: ProcessGroup) -> str:
-    return f"{group.axis or 'unknown axis'}, group {group.id} ({_members(group)})"

@@ -1,0 +1,127 @@
+"""The report in a real browser: nothing fails, links land on their evidence, tables and the timeline answer, axe finds nothing serious.
+
+A script at the end of a copy of the page does what a reader would do and writes down what it sees; Chromium prints the page that is left.
+Skipped where there is no Chromium; the part with axe where axe-core is not installed (``npm install axe-core``; AXE names axe.min.js).
+"""
+
+import html as markup
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+ROOT = Path(__file__).resolve().parents[2]
+AXE = Path(os.environ.get("AXE", str(ROOT / "node_modules" / "axe-core" / "axe.min.js")))
+pytestmark = [pytest.mark.skipif(CHROMIUM is None, reason="no Chromium"), pytest.mark.slow]
+
+WAIT = "const wait = (ms) => new Promise((done) => setTimeout(done, ms));"
+FRAME = """
+const problems = [];
+window.addEventListener("error", (event) => problems.push(String(event.message)));
+window.addEventListener("securitypolicyviolation", (event) => problems.push("blocked: " + event.blockedURI));
+"""
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    page = tmp_path_factory.mktemp("browser") / "report.html"
+    command = [sys.executable, "-m", "tracekit", "analyze", str(ROOT / "sample_traces" / "pipeline_interleaved_2"), "-q", "-o", str(page)]
+    subprocess.run([*command, "--no-cache"], check=True, timeout=300)
+    return page
+
+
+def seen(page: Path, script: str, *, width: int = 1280, dark: bool = False, before: str = "") -> Any:
+    """What ``script`` returned, run in the page when it was loaded."""
+    text = page.read_text(encoding="utf-8")
+    run = f"""window.addEventListener("load", async () => {{ {WAIT} let result;
+      try {{ result = await (async () => {{ {script} }})(); }} catch (error) {{ result = {{ failed: String(error) }}; }}
+      const out = document.createElement("pre"); out.id = "seen"; out.textContent = JSON.stringify({{ result, problems }});
+      document.body.append(out); }});"""
+    text = text.replace("<style>", f"<script>{FRAME}</script><style>", 1)
+    copy = page.with_name(f"copy-{width}.html")
+    copy.write_text(text.replace("</body>", f"<script>{before}</script><script>{run}</script></body>"), encoding="utf-8")
+    scheme = ["--blink-settings=preferredColorScheme=0"] if dark else []
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=30000", f"--window-size={width},900", "--dump-dom"]
+    done = subprocess.run([str(CHROMIUM), *options, *scheme, copy.as_uri()], capture_output=True, text=True, timeout=240, check=False)
+    found = re.search(r'<pre id="seen">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert found is not None, done.stderr[-2000:]
+    answer = json.loads(markup.unescape(found[1]))
+    assert answer["problems"] == []
+    return answer["result"]
+
+
+def test_findings_lead_to_their_evidence(report: Path) -> None:
+    script = """
+      const links = [...document.querySelectorAll(".findings a[href^='#']")];
+      const lost = links.filter((link) => !document.getElementById(link.hash.slice(1))).map((link) => link.hash);
+      const link = links.find((each) => each.hash !== "#coverage");
+      link.click(); await wait(4000);
+      return { links: links.length, lost, top: Math.round(document.querySelector(link.hash).getBoundingClientRect().top) };"""
+    found = seen(report, script)
+    assert found["links"] > 0 and found["lost"] == []
+    assert 0 <= found["top"] <= 60
+
+
+def test_a_deep_link_lands_though_charts_are_drawn_late(report: Path) -> None:
+    script = """
+      location.hash = "#operators"; await wait(4000);
+      return Math.round(document.querySelector("#operators").getBoundingClientRect().top);"""
+    assert 0 <= seen(report, script) <= 60
+
+
+def test_tables_are_sorted_and_filtered(report: Path) -> None:
+    script = """
+      const block = document.querySelector("#operators .table"), button = block.querySelector("th button");
+      const cells = () => [...block.querySelectorAll("tbody tr")].map((row) => row.cells[0].textContent);
+      button.click();
+      const up = cells(); button.click(); const down = cells();
+      const filter = block.querySelector("[data-filter]"); filter.value = "aten::mm"; filter.dispatchEvent(new Event("input"));
+      return { up, down, kept: cells(), sorted: block.querySelector("th").getAttribute("aria-sort") };"""
+    found = seen(report, script)
+    assert found["up"][0].lower() <= found["up"][-1].lower()
+    assert found["up"][0] != found["down"][0]
+    assert found["sorted"] == "descending"
+    assert found["kept"]
+    assert all("aten::mm" in name for name in found["kept"])
+
+
+def test_the_timeline_finds_counts_and_chooses_ranks(report: Path) -> None:
+    script = """
+      const block = document.querySelector("#timeline .timeline"); block.scrollIntoView(); await wait(1500);
+      const name = tracekit.data(block).names.find((each) => each.length > 5);
+      const find = block.querySelector("[data-find]"), hits = () => block.querySelector("[data-hits]").textContent;
+      find.value = name; find.dispatchEvent(new Event("input"));
+      const count = hits();
+      block.querySelector("[data-next]").click();
+      const first = hits(), picked = block.querySelector("[data-picked]").textContent;
+      const ranks = block.querySelector("[data-ranks]"); ranks.value = "1"; ranks.dispatchEvent(new Event("change"));
+      return { name, count, first, picked, shown: [...block.querySelectorAll("[data-groups] input")].map((box) => box.checked) };"""
+    found = seen(report, script)
+    assert re.fullmatch(r"[1-9]\d* found", found["count"])
+    assert re.fullmatch(r"\d+ of \d+", found["first"])
+    assert found["name"] in found["picked"]
+    assert found["shown"] == [False, True]
+
+
+@pytest.mark.parametrize("width", [400, 1280, 2560])
+def test_nothing_is_wider_than_the_window(report: Path, width: int) -> None:
+    found = seen(report, "await wait(1500); return [document.documentElement.scrollWidth, innerWidth];", width=width)
+    assert found[0] <= found[1]
+
+
+@pytest.mark.skipif(not AXE.is_file(), reason="axe-core is not installed")
+@pytest.mark.parametrize("dark", [False, True])
+def test_axe_finds_nothing_serious(report: Path, dark: bool) -> None:
+    script = """
+      await wait(3000);
+      const found = await axe.run(document, { resultTypes: ["violations"] });
+      const serious = found.violations.filter((each) => ["serious", "critical"].includes(each.impact));
+      return serious.map((each) => [each.id, each.nodes.map((node) => node.html.slice(0, 120))]);"""
+    assert seen(report, script, dark=dark, before=AXE.read_text(encoding="utf-8")) == []
