@@ -84,11 +84,15 @@ main {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(330px, 1f
 .card {{ border: 1px solid #ccc; border-radius: 8px; padding: .8rem 1rem; color: inherit; text-decoration: none }}
 .card:hover, .card:focus {{ border-color: #4477aa; box-shadow: 0 1px 6px #0003 }}
 h2 {{ font-size: 1.05rem; margin: 0 0 .5rem }} p {{ margin: .5rem 0 0 }} .finding, .none {{ color: #555; font-size: .9rem }}
-svg {{ max-width: 100% }} .legend span {{ margin-right: 1.2rem }} .legend i {{ display: inline-block; width: .9em; height: .9em; margin-right: .3em }}
-@media (prefers-color-scheme: dark) {{ body {{ background: #16181c; color: #e6e6e6 }} .card {{ border-color: #444 }} .finding, .none {{ color: #aaa }} }}
+svg {{ max-width: 100% }} .legend span {{ margin-right: 1.2rem }}
+.legend i {{ display: inline-block; width: .9em; height: .9em; margin-right: .3em }}
+@media (prefers-color-scheme: dark) {{
+body {{ background: #16181c; color: #e6e6e6 }} .card {{ border-color: #444 }} .finding, .none {{ color: #aaa }}
+}}
 </style>
 <h1>Reports of the samples</h1>
-<p>One report for each recording in <code>sample_traces/</code>. A bar is the mean step of one rank, all drawn to the longest of its job.</p>
+<p>One report for each recording in <code>sample_traces/</code>. A bar is the mean step of one rank,
+all drawn to the longest of its job.</p>
 <p class=legend>{legend}</p>
 <main>
 {chr(10).join(cards)}
