@@ -138,3 +138,62 @@ def test_u26_a_snapshot_without_traces() -> None:
     (found,) = case("U26").json["memory"]
     assert (found["peak_bytes"], found["end_bytes"], found["reserved_end_bytes"]) == (None, 3221225472, 4294967296)
     assert "there is no history in the snapshot" in found["notes"][0]
+
+
+def found_of(name: str, finding: str):
+    return next(f for f in case(name).json["findings"] if f["id"] == finding)
+
+
+def test_m16_fragmentation_is_judged_where_most_is_reserved() -> None:
+    (row,) = case("M16").json["memory"]
+    assert row["reserved_peak"]["reserved_bytes"] == row["reserved_peak_bytes"]
+    assert row["reserved_peak"]["pinned_by"][0]["name"] == "model.py:81 keep"
+    text = found_of("M16", "memory.fragmentation")["text"]
+    assert "reserved most" in text
+    assert "model.py:81 keep" in text
+
+
+def test_m17_a_request_that_does_not_fit_although_enough_is_free() -> None:
+    text = found_of("M17", "memory.allocation_retries")["text"]
+    assert not [word for word in case("M17").want["names"] if word not in text]
+    assert "fragmentation" in text
+
+
+def test_u21_memory_of_rank_1_on_the_device_of_rank_0() -> None:
+    c = case("U21")
+    peaks = {(row["rank"], row["device"]): row["peak_bytes"] for row in c.json["memory"]}
+    assert peaks == {(int(rank), device): size for rank, devices in c.want["memory"].items() for device, size in devices.items()}
+    assert "Rank 1 holds 839 MB (800 MiB) on GPU 0 (cuda:0), the device of rank 0" in found_of("U21", "memory.foreign_device")["text"]
+    assert {entry["device"]: set(entry["ranks"]) for entry in c.json["memory_devices"]} == {"cuda:0": {"0", "1"}, "cuda:1": {"1"}}
+
+
+def test_u22_what_every_step_keeps() -> None:
+    c = case("U22")
+    (row,) = c.json["memory"]
+    assert [step["peak_bytes"] for step in row["steps"]] == c.want["peaks_by_step"]
+    assert [one["bytes_per_step"] for one in c.json["memory_growth"]] == [c.want["growth_per_step"]]
+    assert "grows by 105 MB (100 MiB) each step" in found_of("U22", "memory.growth")["text"]
+
+
+def test_u23_a_fragmented_out_of_memory() -> None:
+    (row,) = case("U23").json["memory"]
+    (failure,) = row["out_of_memory"]
+    want = case("U23").want["oom"]
+    keys = {"requested": "requested_bytes", "device_free": "device_free_bytes", "allocated": "allocated_bytes"}
+    keys |= {"reserved": "reserved_bytes", "largest_free": "largest_free_bytes"}
+    assert {name: failure[key] for name, key in keys.items()} == want
+    assert (failure["unused_bytes"], failure["free_pieces"]) == (5368709120, 10)
+    assert "fragmentation" in failure["reason"]
+    assert "expandable_segments" in failure["remedy"]
+
+
+def test_u37_of_two_dumps_the_higher_one_is_shown_and_the_other_one_named() -> None:
+    (row,) = case("U37").json["memory"]
+    assert row["peak_bytes"] == case("U37").want["peak_of_rank0"]
+    assert "iteration_10" in row["file"]
+    assert any("iteration_20" in note and "2.15 GB" in note for note in row["notes"])
+
+
+def test_u39_the_rank_that_holds_more_than_its_peers() -> None:
+    text = found_of("U39", "memory.imbalance")["text"]
+    assert "rank 0 peaks 1.07 GB (1 GiB), 50%, above all others" in text

@@ -58,7 +58,7 @@ def test_peaks_are_the_highest_total_and_what_a_replay_by_hand_finds(name: str) 
         assert row["start_bytes"] == expected[device]["start"]
         assert expected[device]["recorded"] in (None, row["peak_bytes"])
         assert sum(row["categories"].values()) == row["peak_bytes"]
-        assert row["lower_bound"] is (expected[device]["recorded"] is None)
+        assert row["lower_bound"] is (expected[device]["recorded"] is None or device == "cpu")  # the trace began after the job
 
 
 def test_the_snapshot_by_hand() -> None:

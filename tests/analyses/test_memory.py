@@ -95,7 +95,8 @@ def test_findings_name_the_peak_fragmentation_and_how_ranks_differ() -> None:
         "activations 60%, gradients 20%, before recording 20%."
     )
     assert found["memory.imbalance"] == (
-        "The peaks of the ranks differ: 10 MB on rank 0 (cuda:0), 7 MB on rank 1 (cuda:1). Most of it is activations (3 MB more)."
+        "The peaks of the ranks differ: 10 MB on rank 0 (cuda:0), 7 MB on rank 1 (cuda:1). Most of it is activations "
+        "(3 MB more, mostly layers.1)."
     )
     assert found["memory.fragmentation"] == ("At the peak of rank 1 (cuda:1), 56% of reserved memory is not in use: 9 MB of 16 MB.")
 

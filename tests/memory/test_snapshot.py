@@ -132,7 +132,9 @@ def test_neighbouring_segments_are_not_one_free_piece(read) -> None:
     found = read(snapshot([history], [segment(A, 1024, [(1024, "inactive")]), segment(A + 1024, 2048, [(2048, "inactive")])]))
     (failure,) = out_of_memory(found, found.devices[0], curves(found))
     assert (failure.requested, failure.free, failure.reserved, failure.allocated, failure.largest) == (3072, 64, 3072, 0, 2048)
-    assert failure.reason().endswith("the rest is enough, but in pieces of at most 2.05 kB (fragmentation)")
+    assert failure.reason().endswith(
+        "in 2 pieces, the largest free piece was 2.05 kB; the rest is enough, but not in one piece: fragmentation"
+    )
 
 
 def test_a_failed_request_is_no_memory_in_use(read) -> None:

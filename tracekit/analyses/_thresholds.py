@@ -72,6 +72,8 @@ LOGITS = Levels(info=0.10, warning=0.25)
 #: Bytes at the peak of which nobody knows the owner, and those from before the recording.
 UNATTRIBUTED = Levels(info=0.01, warning=0.20)
 OLDER_MEMORY = Levels(info=0.30, warning=2.0)
+#: Bytes a step that memory grows by, of the peak: a warning lasts 1,000 steps, a critical one 100.
+GROWTH = Levels(info=0.0001, warning=0.001, critical=0.01)
 #: Time in which a rank has no pipeline work, of a run of the schedule; what of it stands above the schedule's own bubble.
 BUBBLE = Levels(info=0.02, warning=0.15, critical=0.40)
 BUBBLE_ABOVE_IDEAL = Levels(info=0.03, warning=0.10, critical=0.30)

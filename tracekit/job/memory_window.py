@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from tracekit.readers.identity import NAME, NONE, Identity
 from tracekit.readers.manifest import read_manifest
 from tracekit.readers.memory_timeline import read_timeline
 from tracekit.readers.recognise import is_snapshot_name
-from tracekit.readers.sources import Source
+from tracekit.readers.sources import Source, clean
 from tracekit.trace.events import Coverage
 from tracekit.trace.steps import Steps
 
@@ -47,6 +48,7 @@ def read_memory_window(source: Source, progress: Callable[[int], None] | None = 
             coverage.events = len(rows)
     except InputError as error:
         return Coverage(source.url, status="skipped", notes=[text_note(str(error))])
+    devices = [replace(device, file=clean(source.url)) for device in devices]
     for device in devices:
         for text in device.notes:
             coverage.note(text_note(text))

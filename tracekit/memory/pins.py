@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -29,8 +29,17 @@ class Pin:
     free: int
 
 
-def pins(found: Attributed, device: DeviceHistory, pools: list[tuple[int, int]], position: int) -> list[Pin]:
-    """Owners of the blocks in half-empty segments of the default pool behind an event, by the free bytes that they keep."""
+@dataclass(frozen=True)
+class Unused:
+    """Where free memory lies: in ``empty_segments`` without any block (together ``empty_bytes``), and beside the blocks of ``pins``."""
+
+    pins: list[Pin] = field(default_factory=list)
+    empty_segments: int = 0
+    empty_bytes: int = 0
+
+
+def unused_at(found: Attributed, device: DeviceHistory, pools: list[tuple[int, int]], position: int) -> Unused:
+    """Of the default pool behind an event: owners of the blocks in half-empty segments, by the free bytes that they keep."""
     start, end, private = segments_at(device, pools, position)
     start, end = start[~private], end[~private]
     owned = found.ownership
@@ -44,7 +53,8 @@ def pins(found: Attributed, device: DeviceHistory, pools: list[tuple[int, int]],
     free = end - start - used
     held = (free >= HALF * (end - start)) & (used > 0)
     live, segment = live[held[segment]], segment[held[segment]]
-    return _by_owner(found, live, segment, free)
+    empty = used == 0
+    return Unused(_by_owner(found, live, segment, free), int(empty.sum()), int(free[empty].sum()))
 
 
 def _by_owner(found: Attributed, live: Int64Array, segment: Int64Array, free: Int64Array) -> list[Pin]:

@@ -4,25 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
 from tracekit.manifest import Owners
 from tracekit.memory.attribution import Attributed, attribute_snapshot, attribute_trace
+from tracekit.memory.blocks import MOST_BYTES
 from tracekit.memory.downsample import downsample
+from tracekit.memory.extremes import Extreme, extremes
 from tracekit.memory.fragmentation import Fragmentation, of_counters, of_history, pool_reserved
+from tracekit.memory.growth import Growing, growth
 from tracekit.memory.lifecycle import Lifecycle, lifecycle
 from tracekit.memory.moments import unit_of
-from tracekit.memory.oom import OutOfMemory, out_of_memory
-from tracekit.memory.peak import Holding, category_curves, composition, holdings
+from tracekit.memory.oom import OutOfMemory, out_of_memory, retries
+from tracekit.memory.ownership import OLDER, PARAMETERS
+from tracekit.memory.peak import Holding, category_curves, composition, holdings, shortened
+from tracekit.memory.pins import unused_at
 from tracekit.memory.snapshot import DeviceHistory, Ranges, Snapshot
-from tracekit.memory.timeline import Timeline, logs_of
+from tracekit.memory.timeline import Counters, Timeline, logs_of
+from tracekit.memory.user_frames import is_own, labels
+from tracekit.trace.correlate import enclosing
 from tracekit.trace.events import Category, Int64Array, RankTables
 from tracekit.trace.steps import PHASE_NAMES, Phases, Steps
 from tracekit.units import NULL
+from tracekit.vocabulary import CATEGORIES
 
 #: Buckets of a down-sampled curve; up to four points each.
 BUCKETS = 300
+#: Lines of a stack that are kept.
+MOST_FRAMES = 10
+_BEGAN_LATE = "the trace began after the job: what was allocated before it is not in it, so every amount is at least so much"
 
 
 @dataclass(frozen=True)
@@ -50,7 +62,9 @@ class DeviceMemory:
 
     ``source`` is manifest+events, manifest+snapshot, snapshot, events or timeline: how owners were found. ``peak_step`` is the step's
     number, ``peak_phase`` forward, backward, optimizer or '', ``peak_unit`` the unit at work then. ``least``: amounts are lower bounds.
-    ``recorded_peak``: the highest value of the device's own counter. ``timed``: times are times, not numbers of entries.
+    ``recorded_peak``: the highest value of the device's own counter. ``timed``: times are times, not numbers of entries. ``growing``: what
+    grows from step to step, None with too few of them. ``end_owners`` add up to ``end``. ``total``: what the device has. ``file``: the
+    snapshot that told it.
     """
 
     device: str
@@ -73,6 +87,13 @@ class DeviceMemory:
     fragmentation: Fragmentation | None = None
     pools: dict[str, int] = field(default_factory=dict)
     failures: list[OutOfMemory] = field(default_factory=list)
+    retries: list[OutOfMemory] = field(default_factory=list)
+    most_reserved: Extreme | None = None
+    most_unused: Extreme | None = None
+    growing: list[Growing] | None = None
+    end_owners: list[Holding] = field(default_factory=list)
+    total: int | None = None
+    file: str = ""
     lifecycle: Lifecycle | None = None
     timed: bool = True
     notes: list[str] = field(default_factory=list)
@@ -93,8 +114,49 @@ def of_trace(
         moment = attributed.timeline.time_of(peak)
         fragments = of_counters(attributed.timeline, peak)
         unit = _unit_in_trace(tables, moment) if moment is not None else ""
-        found.append(summarize(attributed, phases, steps, source, unit, fragments, peak))
+        summary = summarize(attributed, phases, steps, source, unit, fragments, peak)
+        reserved, unused = extremes(attributed, phases, steps, partial(of_counters, attributed.timeline))
+        growing = growth(attributed, steps, phases, partial(_python_stack, tables))
+        least, total = _began_late(attributed, counters), _total(tables, log.device)
+        notes = [*summary.notes, _BEGAN_LATE] if least else summary.notes
+        found.append(
+            replace(
+                summary,
+                most_reserved=reserved,
+                most_unused=unused,
+                growing=growing,
+                least=summary.least or least,
+                total=total,
+                notes=notes,
+            )
+        )
     return found
+
+
+def _began_late(found: Attributed, counters: Counters) -> bool:
+    """Whether a host's trace misses what was allocated before it: the profiler keeps the host's counter, from its own beginning on.
+
+    A trace in which parameters are born began with the job; a manifest registers what stood before.
+    """
+    return counters.of_host and not found.from_manifest and not (found.ownership.category == PARAMETERS).any()
+
+
+def _total(tables: RankTables, device: str) -> int | None:
+    """What a device has, by the trace's deviceProperties."""
+    listed = tables.metadata.get("deviceProperties")
+    for entry in listed if isinstance(listed, list) else []:
+        if isinstance(entry, dict) and device.endswith(f":{entry.get('id')}"):
+            size = entry.get("totalGlobalMem")
+            return size if isinstance(size, int) and 0 < size < MOST_BYTES else None
+    return None
+
+
+def _python_stack(tables: RankTables, row: int) -> list[str]:
+    """The innermost Python function of the user's own code around an event, where the profiler recorded stacks (with_stack)."""
+    python = tables.rows(Category.PYTHON)
+    own = python[tables.each_text(tables.name[python], lambda text: is_own(text.partition("(")[0]))]
+    around = int(enclosing(tables, np.array([row], np.int64), own)[0]) if len(own) else -1
+    return [tables.text(int(tables.name[around]))] if around >= 0 else []
 
 
 def of_snapshot(snapshot: Snapshot, owners: Owners | None = None) -> list[DeviceMemory]:
@@ -112,6 +174,7 @@ def _of_history(snapshot: Snapshot, device: DeviceHistory, owners: Owners | None
             None,
             end=device.end_allocated,
             reserved_end=device.end_reserved,
+            end_owners=_standing(snapshot, device),
             pools=pools,
             notes=[*snapshot.problems, why],
         )
@@ -121,11 +184,48 @@ def _of_history(snapshot: Snapshot, device: DeviceHistory, owners: Owners | None
     fragments = of_history(device, timeline, snapshot.pools, peak)
     unit = _latest_unit(snapshot.ranges, snapshot.stacks.strings, int(timeline.log.time[max(peak, 0)]))
     source = "manifest+snapshot" if attributed.from_manifest else "snapshot"
-    failures = out_of_memory(snapshot, device, timeline)
     summary = summarize(attributed, phases, steps, source, unit, fragments, peak)
     moment = summary.peak_ns if snapshot.timed else None
     notes = [*snapshot.problems, *summary.notes]
-    return replace(summary, pools=pools, failures=failures, notes=notes, timed=snapshot.timed, peak_ns=moment)
+    reserved, unused = extremes(
+        attributed,
+        phases,
+        steps,
+        partial(of_history, device, timeline, snapshot.pools),
+        partial(unused_at, attributed, device, snapshot.pools),
+    )
+    return replace(
+        summary,
+        pools=pools,
+        failures=out_of_memory(snapshot, device, timeline),
+        retries=retries(snapshot, device, timeline),
+        most_reserved=reserved,
+        most_unused=unused,
+        notes=notes,
+        timed=snapshot.timed,
+        peak_ns=moment,
+        growing=growth(attributed, steps, phases, partial(_stack, snapshot, device)),
+        end_owners=holdings(attributed, len(timeline.log) - 1),
+        least=snapshot.overflowed,
+    )
+
+
+def _stack(snapshot: Snapshot, device: DeviceHistory, row: int) -> list[str]:
+    """Lines of own code of the stack of an entry, innermost first."""
+    stacks, stack = snapshot.stacks, int(device.entries.stack[row])
+    frames = stacks.frame[stacks.start[max(stack, 0)] : stacks.start[max(stack, 0) + 1]].tolist()
+    own = [frame for frame in frames if is_own(stacks.strings[int(stacks.frames[frame, 0])].replace("\\", "/"))]
+    return [stacks.describe(frame) for frame in own[:MOST_FRAMES]]
+
+
+def _standing(snapshot: Snapshot, device: DeviceHistory) -> list[Holding]:
+    """Owners at the end of a snapshot without a history: their stacks, where the blocks have any."""
+    names, state = labels(snapshot.stacks), device.state
+    amounts: dict[str, list[int]] = {}
+    for stack, size in zip(state.stack[state.allocated].tolist(), state.size[state.allocated].tolist(), strict=True):
+        amounts.setdefault(names[max(stack, 0)], []).append(size)
+    rows = [Holding(CATEGORIES[OLDER], "", name, sum(sizes), len(sizes)) for name, sizes in amounts.items()]
+    return shortened(sorted(rows, key=lambda row: -row.bytes))
 
 
 def summarize(

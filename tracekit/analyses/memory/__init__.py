@@ -6,19 +6,21 @@ alone, the events alone, a raw memory timeline of torch. Categories at the peak 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from tracekit.analyses._common import once
+from tracekit.analyses.memory.devices import device_records
 from tracekit.analyses.memory.findings import category_label, findings
 from tracekit.analyses.memory.rows import RankMemory, main_devices, rows_of
-from tracekit.analyses.memory.table import MEMORY, SHOWN, frame_of
+from tracekit.analyses.memory.table import MEMORY, SHOWN, frame_of, growth_record
 from tracekit.analyses.memory.units import lifecycle_sections
 from tracekit.findings import Chart, Finding, Section, StackedArea, StackedBars, Table, Treemap
 from tracekit.job.activity import Activity
 from tracekit.job.model import Job
+from tracekit.memory.growth import LEAST_STEPS
 from tracekit.memory.summary import DeviceMemory, of_trace
 from tracekit.notes import text_note
 from tracekit.schema import Column, table
@@ -62,15 +64,19 @@ def reduce(activity: Activity) -> list[DeviceMemory] | None:
 
 @dataclass(frozen=True)
 class Memory:
-    """``rows``: one a rank and device. ``units``: sharded units of the job, 0 unknown; ``reshards``: whether forward gives them back."""
+    """``rows``: one a rank and device.
+
+    ``units``: sharded units of the job, 0 unknown; ``reshards``: whether forward gives them back; ``hosts``: host of each rank.
+    """
 
     rows: list[RankMemory]
     units: int = 0
     reshards: bool | None = None
+    hosts: dict[int, str] = field(default_factory=dict)
 
     def findings(self) -> list[Finding]:
         """What sets the peak, and what to do about it."""
-        return findings(self.rows, self.units, self.reshards)
+        return findings(self.rows, self.units, self.reshards, self.hosts)
 
     def sections(self) -> list[Section]:
         """Memory over time, the peak down to names, the peaks of all ranks side by side."""
@@ -89,7 +95,14 @@ class Memory:
         """``memory``: one entry a rank and device; null, with the reason, where nothing was recorded."""
         if not self.rows:
             return {"not_measured": {"memory": "the traces hold no memory events (profile_memory=True), and there is no memory snapshot"}}
-        return {"memory": MEMORY.records(frame_of(self.rows))}
+        known = [row for row in self.rows if row.memory.growing is not None]
+        found = {"memory": MEMORY.records(frame_of(self.rows)), "memory_devices": device_records(self.rows, self.hosts)}
+        if not known:
+            return {**found, "memory_growth": None, "not_measured": {"memory_growth": f"fewer than {LEAST_STEPS} steps are recorded"}}
+        return {
+            **found,
+            "memory_growth": [growth_record(row.rank, row.memory.device, one) for row in known for one in row.memory.growing or ()],
+        }
 
 
 @once
@@ -98,7 +111,8 @@ def analyze(job: Job) -> Memory:
     kinds = [[unit for unit in window.manifest.units if unit.kind in ("fsdp1", "fsdp2")] for window in job.windows if window.manifest]
     sharded = max(kinds, key=len, default=[])
     told = {unit.reshard_after_forward for unit in sharded if not unit.root} - {None}
-    return Memory(rows_of(job, "memory"), len(sharded), bool(told.pop()) if len(told) == 1 else None)
+    hosts = {window.rank: window.identity.host for window in job.windows if window.rank is not None}
+    return Memory(rows_of(job, "memory"), len(sharded), bool(told.pop()) if len(told) == 1 else None, hosts)
 
 
 def _shown(ranks: list[RankMemory]) -> list[RankMemory]:

@@ -6,20 +6,24 @@ import re
 from collections.abc import Iterator, Sequence
 
 from tracekit.analyses import _thresholds as thresholds
+from tracekit.analyses.memory.across import foreign, grows, spread
+from tracekit.analyses.memory.allocator import failures, fragmentation
 from tracekit.analyses.memory.rows import RankMemory, main_devices
 from tracekit.findings import Finding
 from tracekit.units import format_bytes, listed, plural
-from tracekit.vocabulary import CATEGORIES
 
 _EVIDENCE = "memory at the peak"
 #: Operators and modules that hold logits or their gradient.
 _LOGITS = re.compile(r"log_softmax|nll_loss|cross_entropy|logits", re.I)
 
 
-def findings(rows: Sequence[RankMemory], units_of_job: int, reshards: bool | None) -> list[Finding]:
-    """Every finding of the job. ``units_of_job``: sharded units, 0 unknown; ``reshards``: whether forward gives units back."""
+def findings(rows: Sequence[RankMemory], units_of_job: int, reshards: bool | None, hosts: dict[int, str]) -> list[Finding]:
+    """Every finding of the job.
+
+    ``units_of_job``: sharded units, 0 unknown; ``reshards``: whether forward gives units back; ``hosts``: host of each rank.
+    """
     ranks = main_devices(rows)
-    found = [*_failures(rows), *_fragmentation(rows), *_spread(ranks)]
+    found = [*failures(rows), *fragmentation(rows), *spread(ranks), *foreign(rows, hosts), *grows(rows)]
     if ranks:
         highest = max(ranks, key=lambda row: row.memory.peak or 0)
         found += [_peak(highest, len(ranks)), *_gathered(highest, units_of_job, reshards), *_buckets(ranks), *_logits(highest)]
@@ -39,59 +43,6 @@ def _peak(row: RankMemory, ranks: int) -> Finding:
     most = "the most of all ranks" if ranks > 1 else "its most"
     text = f"{row.label[0].upper()}{row.label[1:]} holds {least}{format_bytes(peak)}{place}, {most}" + (f": {parts}." if parts else ".")
     return Finding("memory.peak", "info", text, float(peak), "bytes", _EVIDENCE)
-
-
-def _failures(rows: Sequence[RankMemory]) -> Iterator[Finding]:
-    for row in rows:
-        if row.memory.failures:
-            last = row.memory.failures[-1]
-            count = len(row.memory.failures)
-            again = f" ({count} times in all)" if count > 1 else ""
-            text = f"{row.label[0].upper()}{row.label[1:]} ran out of memory{again}: {last.reason()}."
-            advice = "Lower what the peak consists of, or the batch; where free memory lies in pieces, set expandable_segments:True."
-            yield Finding("memory.out_of_memory", "critical", text, float(last.requested), "bytes", "memory history", advice)
-
-
-def _fragmentation(rows: Sequence[RankMemory]) -> Iterator[Finding]:
-    known = [(row, row.memory.fragmentation) for row in rows if row.memory.fragmentation is not None]
-    if not known:
-        return
-    row, worst = max(known, key=lambda pair: pair[1].share)
-    severity = thresholds.FRAGMENTATION.of(worst.share)
-    if severity is None:
-        return
-    unused = worst.free - max(worst.private, 0)
-    where = f" (the largest piece is {format_bytes(worst.largest)})" if worst.largest >= 0 else ""
-    text = (
-        f"At the peak of {row.label}, {worst.share:.0%} of reserved memory is not in use: {format_bytes(unused)} of "
-        f"{format_bytes(worst.reserved)}{where}."
-    )
-    advice = "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, and keep shapes the same from step to step."
-    yield Finding("memory.fragmentation", severity, text, worst.share, "ratio of reserved", _EVIDENCE, advice)
-
-
-def _spread(ranks: Sequence[RankMemory]) -> Iterator[Finding]:
-    if len(ranks) < 2:
-        return
-    high = max(ranks, key=lambda row: row.memory.peak or 0)
-    low = min(ranks, key=lambda row: row.memory.peak or 0)
-    top, bottom = high.memory.peak or 0, low.memory.peak or 0
-    severity = thresholds.PEAK_SPREAD.of((top - bottom) / top if top else 0.0)
-    if severity is None:
-        return
-    gaps = {name: high.memory.categories.get(name, 0) - low.memory.categories.get(name, 0) for name in CATEGORIES}
-    name, gap = max(gaps.items(), key=lambda item: item[1])
-    text = (
-        f"The peaks of the ranks differ: {format_bytes(top)} on {high.label}, {format_bytes(bottom)} on {low.label}. "
-        f"Most of it is {category_label(name)} ({format_bytes(gap)} more)."
-    )
-    advice = {
-        "activations": "Balance layers, micro-batches in flight or tokens between the ranks.",
-        "parameters": "Balance layers and embeddings between the ranks.",
-        "optimizer_state": "Balance layers and embeddings between the ranks.",
-        "before_recording": "Record from the construction of the model on to see what it is.",
-    }.get(name, "Look at the owners of both ranks at their peaks.")
-    yield Finding("memory.imbalance", severity, text, (top - bottom) / top, "ratio of peak", "peaks of every rank", advice)
 
 
 def _gathered(row: RankMemory, units_of_job: int, reshards: bool | None) -> Iterator[Finding]:

@@ -9,6 +9,8 @@ import numpy as np
 import pandas as pd
 
 from tracekit.analyses.memory.rows import RankMemory
+from tracekit.memory.extremes import Extreme
+from tracekit.memory.growth import Growing
 from tracekit.memory.oom import OutOfMemory
 from tracekit.memory.peak import OTHERS, Holding
 from tracekit.memory.summary import DeviceMemory
@@ -34,7 +36,8 @@ MEMORY = table(
     Column("reserved_end", "int64", "bytes", "what the allocator held then", "", "reserved_end_bytes", _NOT_KEPT),
     Column("recorded_peak", "int64", "bytes", "the highest Total Allocated in the trace; differs from `peak_bytes` where frees were lost "
            "or memory is older than the trace", "", "recorded_peak_bytes", "the trace does not hold it"),
-    Column("least", "bool", "", "the trace has no Total Allocated: amounts are the least possible", "", "lower_bound"),
+    Column("least", "bool", "", "amounts are at least so much: the trace has no Total Allocated, a host's trace began after the job, or "
+           "older history of a snapshot was overwritten", "At least", "lower_bound"),
     Column("categories", "object", "bytes", "owners at the peak: they add up to `peak_bytes` exactly", "", "categories", _NO_HISTORY),
     Column("units", "object", "bytes", "the same by unit (or name, where no unit is known): `name`, `category`, `bytes`; small ones "
            "together as `others`", "", "units"),
@@ -47,10 +50,20 @@ MEMORY = table(
     Column("largest", "int64", "bytes", "largest free piece", "Largest free piece", "fragmentation.largest_free_bytes",
            "only a memory snapshot tells it"),
     Column("unused", "float64", "share", "of reserved that is free and reusable", "Unused at the peak", "fragmentation.share", _NOT_KEPT),
+    Column("pieces", "int64", "", "free pieces", "", "fragmentation.free_pieces", "only a memory snapshot tells it"),
+    Column("most_reserved", "object", "", "the moment at which most was reserved: `time_unix_ns`, `step`, `phase`, `allocated_bytes`, "
+           "`reserved_bytes`, `free_bytes` (without private pools), `largest_free_bytes`, `free_pieces`, `categories`, `owners` "
+           "(`category`, `unit`, `name`, `bytes`), `empty_segments` and "
+           "`empty_segments_bytes` (of which no byte is used), `pinned_by` (who keeps half-empty segments: `category`, `name`, `segments`, "
+           "`bytes`, `free_bytes`)", "", "reserved_peak", _NOT_KEPT),
+    Column("most_unused", "object", "", "the same of the moment at which most of it was not in use", "", "unused_peak", _NOT_KEPT),
     Column("pools", "object", "bytes", "pool -> what the allocator held; `(0, 0)` is the default one", "", "reserved_end_by_pool",
            "only a memory snapshot tells it"),
     Column("failures", "object", "", "requests that failed: `time_unix_ns`, `requested_bytes`, `device_free_bytes`, `allocated_bytes`, "
-           "`reserved_bytes`, `largest_free_bytes`, `frame`, `reason`", "", "out_of_memory"),
+           "`reserved_bytes`, `unused_bytes`, `free_pieces`, `largest_free_bytes`, `frame`, `reason`, `remedy`", "", "out_of_memory"),
+    Column("retries", "object", "", "requests that only fitted when the allocator had given segments back: the same, with "
+           "`given_back_bytes` and `segments`", "", "allocation_retries"),
+    Column("file", "str", "", "the snapshot or timeline that is shown", "", "file", "the trace itself tells it"),
     Column("gathered", "object", "", "`units` and `bytes` of full parameters at one time, at their highest", "", "gathered_at_once",
            "no unit was gathered"),
     Column("lifecycle", "object", "", "each stretch in which a sharded unit had `full parameters` or a `full gradient`: `unit`, `state`, "
@@ -59,7 +72,7 @@ MEMORY = table(
            "`events` (enclosing ranges and lifetime), `timeline` (torch's raw memory timeline)", "Source", "source"),
     Column("notes", "object", "", "sentences: frees that were lost, contradictions, what is older than the recording", "", "notes"),
 )  # fmt: skip
-SHOWN = ("rank", "device", "peak", "step", "phase", "unit", "start", "end", "reserved", "unused", "largest", "source")
+SHOWN = ("rank", "device", "peak", "step", "phase", "unit", "start", "end", "reserved", "unused", "largest", "least", "source")
 
 
 def frame_of(rows: Sequence[RankMemory]) -> pd.DataFrame:
@@ -98,8 +111,13 @@ def _cells(row: RankMemory) -> dict[str, Any]:
         "private": f and f.private,
         "largest": f and f.largest,
         "unused": f.share if f else np.nan,
+        "pieces": f and f.pieces,
+        "most_reserved": _extreme(memory.most_reserved),
+        "most_unused": _extreme(memory.most_unused),
         "pools": memory.pools or None,
         "failures": [_failure(failure) for failure in memory.failures],
+        "retries": [{**_failure(retry), "given_back_bytes": retry.given_back, "segments": retry.segments} for retry in memory.retries],
+        "file": memory.file,
         **_lifecycle(memory),
         "source": memory.source,
         "notes": memory.notes,
@@ -113,9 +131,53 @@ def _failure(failure: OutOfMemory) -> dict[str, Any]:
         "device_free_bytes": failure.free,
         "allocated_bytes": failure.allocated,
         "reserved_bytes": failure.reserved,
+        "unused_bytes": failure.unused,
+        "free_pieces": failure.pieces,
         "largest_free_bytes": failure.largest,
         "frame": failure.frame or None,
         "reason": failure.reason(),
+        "remedy": failure.remedy(),
+    }
+
+
+def _extreme(found: Extreme | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    f = found.fragmentation
+    return {
+        "time_unix_ns": found.time_ns,
+        "step": found.step,
+        "phase": found.phase or None,
+        "allocated_bytes": found.allocated,
+        "reserved_bytes": f.reserved,
+        "free_bytes": f.unused,
+        "largest_free_bytes": f.largest,
+        "free_pieces": f.pieces,
+        "categories": found.categories,
+        "owners": [
+            {"category": owner.category, "unit": owner.unit or None, "name": owner.name or None, "bytes": owner.bytes}
+            for owner in found.owners
+        ],
+        "empty_segments": found.unused.empty_segments,
+        "empty_segments_bytes": found.unused.empty_bytes,
+        "pinned_by": [
+            {"category": pin.category, "name": pin.name or None, "segments": pin.segments, "bytes": pin.bytes, "free_bytes": pin.free}
+            for pin in found.unused.pins
+        ],
+    }
+
+
+def growth_record(rank: int, device: str, one: Growing) -> dict[str, Any]:
+    """An entry of ``memory_growth``."""
+    return {
+        "rank": rank,
+        "device": device or None,
+        "owner": one.category,
+        "unit": one.unit or None,
+        "name": one.name or None,
+        "stack": one.stack,
+        "bytes_per_step": one.bytes_per_step,
+        "steps": one.steps,
     }
 
 
