@@ -46,11 +46,13 @@ def load(
     gpus_per_node: int | None = None,
     jobs: int | None = None,
     cache: str | os.PathLike[str] | bool = True,
+    hta: bool = False,
 ) -> Job:
     """Read the traces and snapshots of every rank under the paths (files, folders, globs, URLs).
 
     ``mesh``: axes, outermost first ("pp=2,tp=4"), where the traces do not say; ``ranks``: only these; ``steps``: a half-open range of step
-    numbers; ``jobs``: files read at one time; ``cache``: where read traces are kept, True for the user's folder, False for nowhere.
+    numbers; ``jobs``: files read at one time; ``cache``: where read traces are kept, True for the user's folder, False for nowhere;
+    ``hta``: keep what ``Job.hta`` needs (a frame a rank).
     Raises ``tracekit.errors.InputError`` when nothing could be read; what was odd about single files is in ``Job.files``.
     """
     from tracekit.readers.cache_folder import default_directory
@@ -64,7 +66,12 @@ def load(
         jobs=jobs,
         cache=folder,
     )
-    return Job(load_job([os.fspath(one) for one in (path, *more)], options, analyses.reducers()))
+    reducers = analyses.reducers()
+    if hta:
+        from tracekit.export import hta as frames
+
+        reducers[frames.REDUCER] = frames.reduce
+    return Job(load_job([os.fspath(one) for one in (path, *more)], options, reducers))
 
 
 class Job:
@@ -198,6 +205,12 @@ class Job:
 
         with Database(self._tables) as database:
             return database.ask(statement)
+
+    def hta(self) -> Any:
+        """``TraceAnalysis`` of Holistic Trace Analysis on what was read; the job was loaded with ``hta=True``."""
+        from tracekit.export.hta import analysis
+
+        return analysis(self._read)
 
     def json(self) -> dict[str, Any]:
         """The document that ``tracekit analyze --json`` writes (docs/json.md)."""

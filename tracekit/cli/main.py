@@ -28,6 +28,7 @@ COMMANDS = {
     "baseline": "Keep what a run measured.",
     "check": "Hold a run against a baseline; fails when something got worse.",
     "export": "Write one merged trace for Perfetto, or tables as CSV, Parquet or Excel.",
+    "hta": "Run analyses of Holistic Trace Analysis on what tracekit has read.",
     "query": "Ask SQL of the tables of a job.",
     "estimate": "Say what a model on a mesh would need and send, without running it.",
     "record": "Run a reference workload under the recorder.",

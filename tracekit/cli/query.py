@@ -55,9 +55,9 @@ def command(
         raise click.UsageError("a table is for the terminal; say --format csv or json, or end the file's name so")
     frame = _answer(paths, sql, schema, given, quiet)
     if form == "table":
-        _print(frame)
+        print_frame(frame)
     else:
-        _write(frame, form, output or "-")
+        write_frame(frame, form, output or "-")
 
 
 def _statement(text: str) -> str:
@@ -86,7 +86,8 @@ def _answer(paths: tuple[str, ...], sql: str, schema: bool, given: dict[str, Any
         return database.ask(sql)
 
 
-def _print(frame: pd.DataFrame) -> None:
+def print_frame(frame: pd.DataFrame) -> None:
+    """A frame in a terminal, its first rows, with every cell whole."""
     from tracekit.cli.terminal import console, fitted, text
 
     out = console(sys.stdout)
@@ -108,7 +109,8 @@ def _cell(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _write(frame: pd.DataFrame, form: str, output: str) -> None:
+def write_frame(frame: pd.DataFrame, form: str, output: str) -> None:
+    """A frame as csv, json or parquet to a file, or to standard output for ``-``."""
     from tracekit.export import query
     from tracekit.files import write_atomically, write_by
 
