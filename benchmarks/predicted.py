@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tracekit import analyses
 from tracekit.analyses import comparison
-from tracekit.analyses.comparison.rows import DIFFERS, MATCH, NOT_MEASURED, Line
+from tracekit.analyses.comparison.lines import DIFFERS, MATCH, NOT_MEASURED, Line
 from tracekit.job.load import LoadOptions, load_job
 
 HEAD = """Printed by `python benchmarks/predicted.py` from the recordings in `sample_traces/`: what the analytical model says of each, from
