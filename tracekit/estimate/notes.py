@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from tracekit.estimate.estimate import Estimate, estimate
+from tracekit.estimate.flops import attention_flops_a_token
 from tracekit.estimate.parameters import elements_of
 from tracekit.estimate.pipeline import in_flight
 from tracekit.estimate.plan import IMPLEMENTATIONS, Implementation
@@ -22,7 +23,7 @@ _OTHERS = tuple(each for each in IMPLEMENTATIONS.values() if each.name != "workl
 
 def notes(result: Estimate) -> list[str]:
     """All of them."""
-    return [*_of_mesh(result), *_habits(result), *_deepspeed(result)]
+    return [*_of_mesh(result), *_of_arithmetic(result), *_habits(result), *_deepspeed(result)]
 
 
 def _of_mesh(result: Estimate) -> Iterator[str]:
@@ -38,6 +39,16 @@ def _of_mesh(result: Estimate) -> Iterator[str]:
         yield f"tp={mesh.tp} leaves the node of {result.hardware.per_node} devices: its collectives run over the network"
     if shape.experts:
         yield "experts are taken to be balanced: with skewed routing a rank holds and sends more"
+
+
+def _of_arithmetic(result: Estimate) -> Iterator[str]:
+    """How attention's FLOP are counted, and what fp8 does not shrink."""
+    shape, causal = result.shape, result.plan.batch.causal
+    attention = 3 * result.tokens * shape.layers * attention_flops_a_token(shape, causal)
+    share = f"attention's scores are {attention / result.model_flops:.0%} of the model's FLOP"
+    yield f"{share}, half of them counted as the mask is causal" if causal else f"{share}; a causal mask needs half of them (batch.causal)"
+    if result.plan.recipe.compute == 1:
+        yield "fp8 is for matrix products: activations are counted with 2 bytes an element"
 
 
 def _habits(result: Estimate) -> Iterator[str]:

@@ -14,7 +14,7 @@ from tracekit.estimate.fit import Candidate
 from tracekit.estimate.notes import notes
 from tracekit.estimate.timeline import CATEGORIES
 from tracekit.files import write_atomically
-from tracekit.findings import StackedBars, Table
+from tracekit.findings import StackedArea, StackedBars, Table
 from tracekit.report import figures
 from tracekit.report.estimate_json import all_traffic
 from tracekit.report.pages import drawn_page, figure_block, table_block
@@ -44,6 +44,23 @@ def memory_chart(result: Estimate) -> StackedBars:
     }
     size = format_bytes(result.hardware.memory_bytes)
     return StackedBars("Memory at the peak", labels, series, "bytes", f"The line is the memory of the device, {size}.")
+
+
+def step_chart(result: Estimate) -> StackedArea:
+    """What is allocated at each moment of the step, of the role with the highest peak."""
+    role = result.peak
+    moments = role.memory.moments
+    series = {
+        category.replace("_", " "): [float(moment.bytes[category]) for moment in moments]
+        for category in CATEGORIES
+        if any(moment.bytes[category] for moment in moments)
+    }
+    backward = next(index for index, moment in enumerate(moments) if moment.phase == "backward")
+    marks = [(float(backward), "backward"), (float(len(moments) - 1), "optimizer")]
+    later = "; a later micro-batch follows the first" if result.plan.batch.micro_batches > 1 else ""
+    note = f"Moments of the program, not times{later}."
+    x = [float(index) for index in range(len(moments))]
+    return StackedArea(f"Memory over the step, {role_label(role)}", x, series, "bytes", {}, marks, note, "moment")
 
 
 def communication_chart(result: Estimate) -> StackedBars:
@@ -126,15 +143,17 @@ def sentence(result: Estimate) -> str:
 
 def _content(result: Estimate) -> dict[str, Any]:
     plan = result.plan
+    micro = f"{plan.batch.micro_batches} {'micro-batch' if plan.batch.micro_batches == 1 else 'micro-batches'}"
     facts = [
         ("Model", f"{result.shape.name}, {result.parameters / 1e9:.4g} billion parameters"),
         ("Mesh", f"{plan.mesh.text()} ({plan.mesh.world} ranks)"),
         ("Strategy", f"{plan.strategy.name}, {plan.recipe.name}"),
-        ("Batch", f"{plan.global_batch} sequences of {result.shape.sequence} tokens, {plan.batch.micro_batches} micro-batches a rank"),
+        ("Batch", f"{plan.global_batch} sequences of {result.shape.sequence} tokens, {micro} a rank"),
         ("Hardware", f"{result.hardware.name}, {result.hardware.inside.name}, {result.hardware.outside.name}"),
     ]
     blocks = [
         _memory_block(result),
+        figure_block(step_chart(result), "c-step", figures.figure(step_chart(result))),
         _plot(communication_chart(result), "c-traffic"),
         _plot(time_chart(result), "c-time"),
         table_block(traffic_table(result), "t-traffic", elsewhere=_REST),
