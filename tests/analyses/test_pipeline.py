@@ -204,7 +204,7 @@ def test_on_a_gpu_a_piece_lasts_as_long_as_the_kernels_launched_in_its_range() -
         trace.annotation(f"PP:{rank}F0", 0, 10)
         trace.annotation(f"PP:{rank}B0", 20, 10)
         if rank:
-            trace.collective("recv", 5, 95, group="1", description="mesh_pp", launch=2, stream=20)
+            trace.collective("recv", 5, 95, group="1", description="mesh_pp", launch=-30, stream=20)
         trace.kernel("forward", 100 * rank, 60, launch=5)
         trace.kernel("forward 2", 70 + 100 * rank, 30, launch=6)
         trace.kernel("backward", 300 - 100 * rank, 100, launch=25, tid=77)  # the autograd engine's own thread

@@ -61,7 +61,7 @@ def test_ranks_that_take_turns_are_one_cause() -> None:
             trace.collective("allreduce", 1000 * i + 100 + late, 700 - late, ranks="[0, 1]", seq=i, launch=1000 * i + 10)
     (found,) = (f for f in stragglers.analyze(job_of(*traces)).findings() if f.id.startswith("stragglers"))
     assert found.id == "stragglers.moving"
-    assert found.text.startswith("Another rank is slow in each step: the slowest one needs 200 us more than its peers")
+    assert found.text.startswith("The host of another rank is late in each step, the latest by 200 us more than its peers")
 
 
 def test_alike_ranks_are_said_to_be_alike() -> None:

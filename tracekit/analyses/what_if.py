@@ -18,7 +18,7 @@ from tracekit.findings import Finding, Section, Table
 from tracekit.graph.local import LocalWork, reduce_window
 from tracekit.graph.scenarios import STANDARD, Scenario, scenario
 from tracekit.graph.slowdown import Slowdown
-from tracekit.graph.study import Study, study_of
+from tracekit.graph.study import LARGEST_ERROR, Study, study_of
 from tracekit.job.activity import Activity
 from tracekit.job.model import Job
 from tracekit.schema import Column, table
@@ -91,6 +91,21 @@ def _entry(study: Study, found: Slowdown, scenarios: list[dict[str, Any]]) -> di
         "replay_error": found.error,
         "replay_error_with_delays": study.error,
         "ideal_us": found.ideal_ns / NS_PER_US,
+        **_parts(found),
+        "stream_waits": "recorded" if study.graph.synced else "inferred",
+        "inferred_share": study.graph.guessed_share,
+        "notes": list(study.graph.notes),
+        "scenarios": scenarios,
+    }
+
+
+def _parts(found: Slowdown) -> dict[str, Any]:
+    """What is concluded from the replay; nothing where launch delays, which it leaves out, are much of the step."""
+    if found.error > LARGEST_ERROR:
+        why = f"the replay without launch delays misses the measured step by {found.error:.0%}: the host, or gaps that nothing explains"
+        keys = ("slowdown", "by_step", "by_type", "by_stage", "by_rank", "worst_ranks", "worst_ranks_share", "last_stage_share")
+        return {**dict.fromkeys(keys), "reason": f"{why}, are that much of it"}
+    return {
         "slowdown": found.slowdown,
         "by_step": found.by_step,
         "by_type": found.by_kind,
@@ -99,10 +114,7 @@ def _entry(study: Study, found: Slowdown, scenarios: list[dict[str, Any]]) -> di
         "worst_ranks": found.worst_ranks,
         "worst_ranks_share": found.worst_ranks_share,
         "last_stage_share": found.last_stage_share,
-        "stream_waits": "recorded" if study.graph.synced else "inferred",
-        "inferred_share": study.graph.guessed_share,
-        "notes": list(study.graph.notes),
-        "scenarios": scenarios,
+        "reason": None,
     }
 
 
@@ -132,10 +144,12 @@ def _asked(study: Study, one: Scenario) -> Finding:
 def _slowdown_table(study: Study) -> list[Table]:
     """S and its parts for each definition."""
     rows = []
-    for found in study.slowdowns:
+    for found in (one for one in study.slowdowns if one.error <= LARGEST_ERROR):
         of = "over all stages" if found.definition == "kind" else "of its stage"
         rows.append({"what": f"everything at the mean of its kind {of}", "s": found.slowdown})
         rows += [{"what": f"{name} alone as measured, {of}", "s": value} for name, value in found.by_kind.items()]
+    if not rows:
+        return []
     headings = {"what": "Ideal", "s": "Times as long as the ideal step"}
     note = "Without launch delays. A kind above 1 makes the step longer than if all work of that kind took equally long."
     return [Table("Slowdown by kind of work", pd.DataFrame(rows), headings, note)]

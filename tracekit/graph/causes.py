@@ -15,7 +15,7 @@ from tracekit.graph.host import doing_words
 from tracekit.graph.study import Study
 from tracekit.trace.events import BoolArray
 
-Kind = Literal["more_kernels", "slower_kernels", "tokens", "host", "pause", "gap", "link", "stage", "moving"]
+Kind = Literal["more_kernels", "slower_kernels", "tokens", "host", "pause", "gap", "link", "stage", "moving", "moving_host"]
 #: Kernels of one name that take this much longer are slower; of so much of the compute, the device is.
 _SLOWER, _MOST = 1.03, 0.7
 #: More kernels than this above the peers are other work.
@@ -34,10 +34,12 @@ class Reason:
 
 def reason_of(study: Study, culprit: Culprit) -> Reason:
     """The kind of cause: from what exceeds the peers' most."""
-    if culprit.scope in ("group", "moving"):
-        return Reason("link" if culprit.scope == "group" else "moving")
+    if culprit.scope == "group":
+        return Reason("link")
     loads = study.search.loads
     compute, gap = (float(part[culprit.entries].sum()) for part in (loads.compute_excess, loads.gap_excess))
+    if culprit.scope == "moving":
+        return Reason("moving" if compute >= gap else "moving_host")
     own = np.isin(study.graph.rank, culprit.ranks) & ~study.graph.comm
     peers = _peers(study, culprit) & ~study.graph.comm
     if culprit.scope != "stage" and gap > compute:

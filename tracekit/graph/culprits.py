@@ -176,7 +176,7 @@ def _moving(graph: StepGraph, loads: Loads) -> list[_Candidate]:
         return []
     usual = pd.Series(loads.compute + loads.gap).groupby(keys).sum().unstack(fill_value=0).median(axis=1)
     top, most = by_step.idxmax(axis=1).to_numpy(), by_step.max(axis=1)
-    if pd.Series(top).value_counts().iloc[0] > 0.5 * len(top) + 0.5 or (most / usual.clip(lower=1)).median() < STANDS_OUT:
+    if pd.Series(top).value_counts().iloc[0] > 0.5 * len(top) or (most / usual.clip(lower=1)).median() < STANDS_OUT:
         return []
     return [_Candidate("moving", tuple(sorted(set(top.tolist()))), _of_entries(graph, loads, everything), float(most.mean()), everything)]
 

@@ -3,9 +3,10 @@
 Ranges named ``PP:0F3`` (stage 0, forward, micro-batch 3) are written by torch for schedules of several stages a rank, and by the recorder
 for all. torch's GPipe schedule writes ``Forward 3`` and ``Backward 3``, which name no stage; they count where there is no ``PP:`` range.
 
-A range also holds time in which its rank does not work. On a GPU a piece lasts from the start of the first to the end of the last kernel
-or copy that was launched inside its range. On the CPU the range is cut at both ends: before its first operator by the time in which a
-receive is open, behind its last operator by the time in which a send is open.
+A range also holds time in which its rank does not work. On a GPU a piece lasts from the start of the first to the end of the last compute
+kernel that was launched inside its range, on the stream that computes most: what FSDP packs and gathers beside it is not the stage's. On
+the CPU the range is cut at both ends: before its first operator by the time in which a receive is open, behind its last operator by the
+time in which a send is open.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def _ranges(tables: RankTables, code_of: Callable[[str], int]) -> pd.DataFrame:
 def _on_device(activity: Activity, pieces: Pieces) -> Pieces:
     """Pieces with the times of what was launched inside them; by the host's clock where most of them launched nothing."""
     device = activity.device
-    works = (device.work != Work.COMMUNICATION) & (device.launch_ts != NULL)
+    works = (device.work == Work.COMPUTE) & (device.launch_ts != NULL) & _on_main_stream(activity)
     piece = np.searchsorted(pieces.start, device.launch_ts[works], side="right") - 1
     inside = (piece >= 0) & (device.launch_ts[works] < pieces.end[np.maximum(piece, 0)])
     start = np.full(len(pieces.start), np.iinfo(np.int64).max)
@@ -125,6 +126,17 @@ def _on_device(activity: Activity, pieces: Pieces) -> Pieces:
         activity.coverage.note(note("stages_on_host"))
         return pieces
     return replace(pieces, start=np.where(worked, start, NULL), end=end, on_device=True)
+
+
+def _on_main_stream(activity: Activity) -> BoolArray:
+    """Work on the stream of each device that computes longest: sharding packs and unpacks its parameters on streams of its own."""
+    device = activity.device
+    lane = np.unique(np.stack([device.device, device.stream]), axis=1, return_inverse=True)[1].reshape(-1)
+    busy = np.bincount(lane, np.where(device.work == Work.COMPUTE, device.end - device.start, 0))
+    owner = np.zeros(len(busy), np.int64)
+    owner[lane] = device.device
+    longest = {number: int(np.argmax(np.where(owner == number, busy, -1))) for number in np.unique(owner).tolist()}
+    return np.isin(lane, list(longest.values()))
 
 
 def _on_host(activity: Activity, pieces: Pieces) -> Pieces:

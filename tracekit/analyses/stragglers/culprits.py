@@ -27,6 +27,7 @@ _ADVICE = {
     "gap": "The trace does not say what this rank waited for: record its host (CPU activity) and stream waits (enable_cuda_sync_events).",
     "link": "Check that link: cable, network card, placement of the group's ranks, and what else uses it.",
     "stage": "Move layers from this stage to others, or give it less: an even split by measured time, not by number of layers.",
+    "moving_host": "Look for jitter of the hosts: garbage collection, data loading, other processes on the same cores, power saving.",
     "moving": "Even out the work of one step: pack or bucket sequences by length, balance tokens over ranks, not samples.",
 }
 
@@ -100,6 +101,8 @@ def _what(study: Study, culprit: Culprit, reason: Reason, span: str) -> str:
         siblings = "those of the other groups of the axis"
         return f"Transfers of the {culprit.axis} group of ranks {ranks} take {more} longer {span} than {siblings}."
     if culprit.scope == "moving":
+        if reason.kind == "moving_host":
+            return f"The host of another rank is late in each step, the latest by {more} more than its peers'."
         lead = f"Another rank is slow in each step: the slowest one needs {more} more than its peers"
         return f"{lead} (uneven sequence lengths or tokens)."
     several = len(culprit.ranks) > 1
@@ -192,6 +195,7 @@ def _none(study: Study) -> list[Finding]:
     stage = pd.Series(study.places.stage, index=study.places.ranks)
     of_stage = total.groupby(stage.reindex(total.index).to_numpy())
     spread = float(((of_stage.max() - of_stage.min()) / of_stage.median().clip(lower=1)).max())
-    text = f"No straggler: ranks with the same work differ by {spread:.1%} in compute, and none alone makes a step 1% longer."
+    text = f"No straggler: ranks of one stage differ by {spread:.1%} in compute, and what any does more than its peers"
+    text += " costs a step less than 1%."
     evidence = f"replay of {plural(study.graph.steps, 'step')}"
     return [Finding("stragglers.none", "info", text, spread, "share", evidence, absorbs=_ABSORBED)]
