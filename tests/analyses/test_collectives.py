@@ -98,13 +98,13 @@ def test_unmatched_operations_with_a_number_count_for_themselves_others_for_the_
     for rank, trace in enumerate(plain):
         trace.step(1, 0, 1000)
         for i in range(rank + 2):  # 2 and 3 of them: their order proves nothing
-            trace.collective("allreduce", 100 + 20 * i, 10, launch=20 + i)
+            trace.collective("allreduce", 100 + 20 * i, 10, launch=20 + 25 * i)
     row = only(job_of(*plain))
     assert (row["matched_operations"], row["rank_operations"], row["count"]) == (0, 5, 3)
 
 
 def test_operations_of_unknown_groups_are_told_apart_by_stream() -> None:
-    trace = Trace(0, 2)
+    trace = Trace(0, 2, groups=[group("0", "default_pg", [0, 1]), group("1", "mesh_tp", [0, 1])])
     trace.step(1, 0, 1000)
     for stream in (20, 24):
         trace.kernel("ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*)", stream * 10, 30, stream=stream, launch=5)

@@ -11,6 +11,9 @@ from tracekit.collectives.kinds import EXPERT_LIBRARIES, kernel_class, kind_of_a
 from tracekit.trace.events import BoolArray, Int64Array, RankTables
 from tracekit.units import NULL
 
+#: What pieces of one call have in common in their metadata; the sequence number first.
+_ARGUMENTS = ("Seq", "Collective name", "Process Group Name", "In msg nelems", "Out msg nelems", "dtype")
+
 
 @dataclass(frozen=True)
 class Links:
@@ -74,16 +77,29 @@ def _keys(tables: RankTables, links: Links) -> Int64Array:
     key = np.full(len(links.own), -1, np.int64)
     for rows in (links.annotation, links.operator, links.record, links.barrier):  # what comes later counts more
         key = np.where(rows >= 0, rows, key)
-    side = tables.side["communication"]
-    lone = np.flatnonzero((key < 0) & (links.own >= 0))
-    if len(lone):
-        at = links.own[lone]
-        seq, name, group = (side.columns[column][at] for column in ("Seq", "Collective name", "Process Group Name"))
-        counted = (seq != NULL) & tables.each_text(name, lambda text: kind_of_collective_name(text) not in ("send", "recv", "send_recv"))
-        columns = np.stack([seq, name.astype(np.int64), group.astype(np.int64)], axis=1)
-        _, number = np.unique(columns, axis=0, return_inverse=True)
-        key[lone[counted]] = len(tables) + number.reshape(-1)[counted]
+    own = _own_arguments(tables, links.own)
+    alone = key < 0
+    both = np.flatnonzero(~alone | (own >= 0))
+    if len(both):  # kernels that tell different arguments are different calls, whatever range they were launched in
+        pairs = np.stack([np.where(alone, -1, key)[both], np.where(links.barrier[both] >= 0, -1, own[both])], axis=1)
+        key[both] = np.unique(pairs, axis=0, return_inverse=True)[1].reshape(-1)
     return key
+
+
+def _own_arguments(tables: RankTables, own: Int64Array) -> Int64Array:
+    """A number for what each kernel's metadata tells of its call; -1 where it tells no sequence number and so not which call it is."""
+    side = tables.side["communication"]
+    result = np.full(len(own), -1, np.int64)
+    rows = np.flatnonzero(own >= 0)
+    if not len(rows):
+        return result
+    at = own[rows]
+    columns = np.stack([side.columns[name][at].astype(np.int64) for name in _ARGUMENTS], axis=1)
+    number = np.unique(columns, axis=0, return_inverse=True)[1].reshape(-1)
+    name = side.columns["Collective name"][at]
+    single = tables.each_text(name, lambda text: kind_of_collective_name(text) in ("send", "recv", "send_recv"))
+    result[rows] = np.where((columns[:, 0] != NULL) & ~single, number, -1)
+    return result
 
 
 def _kernel_facts(tables: RankTables, names: Int64Array) -> tuple[BoolArray, BoolArray]:

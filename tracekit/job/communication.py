@@ -4,7 +4,7 @@ In this order: metadata on the kernel; the ``record_param_comms`` that encloses 
 (``nccl:``, ``mccl:``, ``xccl:``, ...); the kernel's name, by the tables of ``collectives.kinds`` or a pattern of the user's. Inside such a
 call a kernel is communication whatever its name, unless it is known to compute or an inner ``aten::`` operator launched it: those are what
 gets a tensor ready (concatenation, casts). A copy inside a call is the transfer unless such an operator launched it; a copy between two
-devices always is.
+devices always is. A call with a kernel that is known to move its data needs no others.
 """
 
 from __future__ import annotations
@@ -81,9 +81,21 @@ def is_communication(tables: RankTables, rows: Int64Array, launch: Int64Array, n
         prepared = _prepared(tables, launch[open_], call[open_], calls)
         names = tables.name[rows[open_]]
         computing = tables.each_text(names, computes)
+        served = np.isin(call[open_], call[found & _moves(tables, rows)])
         peers = tables.each_text(names, lambda text: _BETWEEN_DEVICES.search(text) is not None)
-        found[open_] = np.where(kernels[open_], ~prepared & ~computing, ~prepared | peers)
+        found[open_] = np.where(kernels[open_], ~prepared & ~served & ~computing, (~prepared & ~served) | peers)
     return found
+
+
+def _moves(tables: RankTables, rows: Int64Array) -> BoolArray:
+    """Whether the name of each piece of work is none of a kernel that only waits."""
+
+    def moves(text: str) -> bool:
+        known = kernel_class(text)
+        return known is None or known.moves_data
+
+    result: BoolArray = tables.each_text(tables.name[rows], moves)
+    return result
 
 
 def _by_metadata(tables: RankTables, rows: Int64Array) -> BoolArray:
