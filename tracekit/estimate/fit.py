@@ -292,5 +292,5 @@ def why_best(candidates: Sequence[Candidate]) -> str:
     other = fit[1].step
     others = {"compute": other.compute, "exposed communication": other.exposed, "bubble": other.bubble}
     changes = {name: (others[name] - parts[name]) / step.total for name in parts}
-    told = [f"{abs(d):.1%} of a step {'more' if d > 0 else 'less'} {name}" for name, d in changes.items() if abs(d) >= 0.001]
-    return f"{text} The next, {fit[1].mesh.text()} with {fit[1].settings()}, has {' and '.join(told) or 'the same parts to 0.1%'}."
+    differences = [f"{abs(d):.1%} of a step {'more' if d > 0 else 'less'} {name}" for name, d in changes.items() if abs(d) >= 0.001]
+    return f"{text} The next, {fit[1].mesh.text()} with {fit[1].settings()}, has {' and '.join(differences) or 'the same parts to 0.1%'}."

@@ -236,8 +236,8 @@ class Plan:
     def framework(self) -> str:
         """Whose padding rules apply (``padding.FRAMEWORKS``)."""
         own = {"fsdp1": "torch_fsdp1", "fsdp2": "torch_fsdp2", "hsdp": "torch_fsdp2", "zero3": "deepspeed", "ddp": "none", "none": "none"}
-        told = self.implementation.padding if self.implementation.padding != "megatron" or not self.strategy.shards_parameters else ""
-        return told or own.get(self.strategy.name, "buckets")
+        given = self.implementation.padding if self.implementation.padding != "megatron" or not self.strategy.shards_parameters else ""
+        return given or own.get(self.strategy.name, "buckets")
 
     @property
     def _torch_pipeline(self) -> bool:
@@ -250,20 +250,20 @@ class Plan:
     @property
     def reshard_after_forward(self) -> bool | int:
         """What the strategy says; else units are freed, but for pipelines of torch."""
-        told = self.strategy.reshard_after_forward
-        return not self._torch_pipeline if told is None else told
+        given = self.strategy.reshard_after_forward
+        return not self._torch_pipeline if given is None else given
 
     @property
     def reshard_after_backward(self) -> bool:
         """What the strategy says; else units are freed, but for pipelines of torch."""
-        told = self.strategy.reshard_after_backward
-        return not (self._torch_pipeline and self.reshard_after_forward is False) if told is None else told
+        given = self.strategy.reshard_after_backward
+        return not (self._torch_pipeline and self.reshard_after_forward is False) if given is None else given
 
     @property
     def syncs_each(self) -> bool:
         """Whether gradients are reduced after each micro-batch: where they are not kept whole, but for pipelines of torch."""
-        told = self.strategy.sync_every_micro_batch
-        return not (self._torch_pipeline or self.strategy.name in WHOLE_GRADIENTS) if told is None else told
+        given = self.strategy.sync_every_micro_batch
+        return not (self._torch_pipeline or self.strategy.name in WHOLE_GRADIENTS) if given is None else given
 
     @property
     def shard(self) -> int:

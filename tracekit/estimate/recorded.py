@@ -28,8 +28,8 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8, "float8_e4m3fn
 _MODEL = "the manifest's model"
 _PLAN = "the manifest's plan"
 #: Keys of a recorded plan that are fields of ``Plan`` as they are, and all of its keys.
-_TOLD = ("sequence_parallel", "context_parallel", "expert_padding", "wrap")
-_KEYS = (*_TOLD, "strategy", "implementation", "model", "not_modelled")
+_STATED = ("sequence_parallel", "context_parallel", "expert_padding", "wrap")
+_KEYS = (*_STATED, "strategy", "implementation", "model", "not_modelled")
 #: A size of the transformer in the model's words -> in the manifest's.
 _SIZES = {name: name for name in ("layers", "hidden", "heads", "ffn", "vocabulary", "sequence")}
 _CHOICES = {name: name for name in ("kv_heads", "learned_positions", "tied_embeddings", "norm", "experts")}
@@ -68,11 +68,11 @@ def recorded(manifest: Manifest, step: int | None = None) -> Recorded:
 
     ``step``: whose loads of experts to take, where the manifest lists them; without it experts are balanced.
     """
-    told = manifest.plan
-    only(told, _KEYS, _PLAN)
-    if told.get("not_modelled"):
-        raise UsageError(f"the model has no formula for {str(told['not_modelled'])[:100]}")
-    if not told and not manifest.parameters and not manifest.model.get("architecture"):
+    stated = manifest.plan
+    only(stated, _KEYS, _PLAN)
+    if stated.get("not_modelled"):
+        raise UsageError(f"the model has no formula for {str(stated['not_modelled'])[:100]}")
+    if not stated and not manifest.parameters and not manifest.model.get("architecture"):
         raise UsageError("the manifest lists no parameters: there is nothing to predict of the job")
     sizes = used_sizes(manifest)
     plan = replace(plan_of(manifest, sizes), expert_loads=_expert_loads(manifest, step), buckets=_buckets(manifest))
@@ -98,7 +98,7 @@ def shape_of(manifest: Manifest) -> ModelShape | None:
 
 def plan_of(manifest: Manifest, sizes: Mapping[str, int]) -> Plan:
     """Mesh, strategy, recipe and batch of a recording."""
-    told, pipeline = manifest.plan, manifest.pipeline
+    stated, pipeline = manifest.plan, manifest.pipeline
     implementation = _implementation(manifest)
     strategy, mesh = _data_parallel(manifest, sizes)
     schedule = pipeline.get("schedule", "1f1b")
@@ -114,7 +114,7 @@ def plan_of(manifest: Manifest, sizes: Mapping[str, int]) -> Plan:
         "virtual_stages": pipeline.get("virtual_stages", 1),
         "context_parallel": "allgather",
         "device": _device(manifest),
-        **{key: told[key] for key in _TOLD if key in told},
+        **{key: stated[key] for key in _STATED if key in stated},
     }
     plan: Plan = built(Plan, {**values, "vocabulary_parallel": False, "vocabulary_parallel_loss": False}, _PLAN)
     return plan
@@ -125,17 +125,17 @@ def _device(manifest: Manifest) -> str:
 
 
 def _implementation(manifest: Manifest) -> Implementation:
-    """What was told; else torch as DTensor works. Kernels and the backend are those of the device that was recorded."""
-    told = manifest.plan.get("implementation")
-    base = replace(IMPLEMENTATIONS["torch"], regather_inputs=False) if told is None else implementation_of(told, _PLAN)
+    """What the plan says; else torch as DTensor works. Kernels and the backend are those of the device that was recorded."""
+    stated = manifest.plan.get("implementation")
+    base = replace(IMPLEMENTATIONS["torch"], regather_inputs=False) if stated is None else implementation_of(stated, _PLAN)
     cpu = _device(manifest) == "cpu"
     return replace(base, norm_kernel="composite" if cpu else "fused", backend_copies=cpu and "gloo" in manifest.backend)
 
 
 def _data_parallel(manifest: Manifest, sizes: Mapping[str, int]) -> tuple[Strategy, MeshSizes]:
     """The data-parallel strategy and the mesh, in which ranks of ep are counted among the data-parallel ones."""
-    told = manifest.plan.get("strategy")
-    strategy = _observed(manifest, sizes) if told is None else strategy_of(told, _PLAN)
+    stated = manifest.plan.get("strategy")
+    strategy = _observed(manifest, sizes) if stated is None else strategy_of(stated, _PLAN)
     mesh = {name: sizes.get(name, 1) for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp")}
     experts = sizes.get("ep", 1)
     mesh["dp_shard" if strategy.shards_parameters else "dp_replicate"] *= experts
@@ -151,8 +151,8 @@ def _observed(manifest: Manifest, sizes: Mapping[str, int]) -> Strategy:
     kinds = {unit.kind for unit in manifest.units}
     for kind, name in (("fsdp2", "fsdp2"), ("fsdp1", "fsdp1"), ("ddp_bucket", "ddp")):
         if kind in kinds:
-            told = {unit.reshard_after_forward for unit in manifest.units if not unit.root} - {None}
-            after = True if len(told) > 1 or not told else told.pop()
+            seen = {unit.reshard_after_forward for unit in manifest.units if not unit.root} - {None}
+            after = True if len(seen) > 1 or not seen else seen.pop()
             return Strategy(name, reshard_after_forward=True if after is None else after)
     if all(size == 1 for axis, size in sizes.items() if axis not in ("pp", "tp")):
         return Strategy("none")
@@ -186,8 +186,8 @@ def routed_rows(manifest: Manifest, step: int) -> tuple[int, int, int] | None:
 
 
 def _batch(manifest: Manifest) -> Batch:
-    told = manifest.batch
-    sizes = {"micro_batch": told.micro_batch if told else None, "micro_batches": told.micro_batches if told else None}
+    found = manifest.batch
+    sizes = {} if found is None else {"micro_batch": found.micro_batch, "micro_batches": found.micro_batches}
     batch: Batch = built(Batch, {name: size for name, size in sizes.items() if size}, "the manifest's batch")
     return batch
 
@@ -229,14 +229,14 @@ def parameters_of(manifest: Manifest) -> list[Parameter]:
     """The parameters of a model of any kind as one rank computes with them: divided by tensor parallelism, not by data parallelism."""
     sizes = {axis.name: axis.size for axis in manifest.mesh}
     result = []
-    for told in manifest.parameters:
-        shape = list(told.shape)
+    for listed in manifest.parameters:
+        shape = list(listed.shape)
         if len(shape) > MOST_DIMENSIONS or any(not 0 <= size <= MOST for size in shape):
             raise UsageError("a parameter in the manifest has a shape that no tensor has", "record the job again")
-        for axis, placement in zip(told.axes, told.placements, strict=False):
+        for axis, placement in zip(listed.axes, listed.placements, strict=False):
             found = _SHARDED.match(placement) if axis == "tp" else None
             if found is not None and int(found[1]) < len(shape):
                 shape[int(found[1])] = -(-shape[int(found[1])] // max(1, sizes.get(axis, 1)))
-        width = BYTES.get(told.dtype, 4)
-        result.append(Parameter(told.name, tuple(shape), told.unit, width, told.role, trainable=told.trainable))
+        width = BYTES.get(listed.dtype, 4)
+        result.append(Parameter(listed.name, tuple(shape), listed.unit, width, listed.role, trainable=listed.trainable))
     return result

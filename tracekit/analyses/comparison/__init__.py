@@ -75,17 +75,17 @@ def analyze(job: Job) -> Comparison:
 
 
 def _agreement(lines: Sequence[Line]) -> list[Finding]:
-    told = [each for each in lines if each.verdict != NOT_MEASURED and not each.quantity.endswith(".time")]
-    if not told:
+    judged = [each for each in lines if each.verdict != NOT_MEASURED and not each.quantity.endswith(".time")]
+    if not judged:
         return []
-    equal = sum(each.verdict == MATCH for each in told)
-    text = f"{equal} of {len(told)} predicted figures of memory and traffic are what was measured."
-    advice = "" if equal == len(told) else "The table Predicted and measured says what differs, and why."
-    return [Finding("comparison.agreement", "info", text, equal / len(told), "share", "comparison", advice)]
+    equal = sum(each.verdict == MATCH for each in judged)
+    text = f"{equal} of {len(judged)} predicted figures of memory and traffic are what was measured."
+    advice = "" if equal == len(judged) else "The table Predicted and measured says what differs, and why."
+    return [Finding("comparison.agreement", "info", text, equal / len(judged), "share", "comparison", advice)]
 
 
 def _differences(lines: Sequence[Line]) -> list[Finding]:
-    """One finding a cause among collectives: the same difference on all ranks is told once."""
+    """One finding a cause among collectives: the same difference on all ranks is one finding."""
     found: dict[tuple[str, str], list[Line]] = {}
     for each in lines:
         if each.verdict == DIFFERS and each.quantity.startswith("collectives.") and each.quantity.endswith((".calls", ".bytes")):

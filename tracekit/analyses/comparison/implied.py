@@ -70,6 +70,6 @@ def _sharded(axis: str, gathers: tuple[int, int | None], scatters: tuple[int, in
         ratio = scatters[1] * gathers[0] / units / gathers[1]
         why = "gradients are reduced in an element type twice as wide as parameters are gathered in (fp32 against 16 bits)"
         other = "units of unequal size, or padding"
-        told = why if 1.8 < ratio < 2.2 else other
-        result.append(line(f"{name}.bytes_a_call", None, scatters[1] // units, gathers[1] // gathers[0], "bytes", told))
+        cause = why if 1.8 < ratio < 2.2 else other
+        result.append(line(f"{name}.bytes_a_call", None, scatters[1] // units, gathers[1] // gathers[0], "bytes", cause))
     return result

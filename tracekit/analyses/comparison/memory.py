@@ -70,10 +70,10 @@ def memory_lines(prediction: Prediction, memory: DeviceMemory | None) -> list[Li
     rank, state, peak = prediction.rank, prediction.state, prediction.peak
     assert state is not None
     if memory is None or memory.peak is None:
-        told = [("parameters", state.parameters), ("optimizer_state", state.optimizer_state), ("gradients", state.gradients)]
-        told += [] if peak is None else [("peak", peak.total)]
+        figures = [("parameters", state.parameters), ("optimizer_state", state.optimizer_state), ("gradients", state.gradients)]
+        figures += [] if peak is None else [("peak", peak.total)]
         why = _NO_EVENTS if memory is None else "; ".join(memory.notes) or _NO_EVENTS
-        return [Line(f"memory.{name}", rank, value, None, "bytes", NOT_MEASURED, why) for name, value in told]
+        return [Line(f"memory.{name}", rank, value, None, "bytes", NOT_MEASURED, why) for name, value in figures]
     seen = memory.categories
     lines = [_parameters(prediction, memory), _optimizer(prediction, memory)]
     if peak is None:
@@ -121,14 +121,14 @@ def _parameters(prediction: Prediction, memory: DeviceMemory) -> Line:
 
 def _optimizer(prediction: Prediction, memory: DeviceMemory) -> Line:
     """Counters of steps, and what else is one number, belong to it; how many there are the manifest says."""
-    state, told = prediction.state, prediction.manifest.optimizer
+    state, optimizer = prediction.state, prediction.manifest.optimizer
     assert state is not None
     found = prediction.found
     predicted, counted = state.optimizer_state, memory.categories.get("optimizer_state", 0)
     extra = counted - predicted
     scalars = 0
-    if told is not None and told.kind.lower().endswith(("adam", "adamw")):
-        scalars = max(1, told.parameters) * STEP_COUNTER
+    if optimizer is not None and optimizer.kind.lower().endswith(("adam", "adamw")):
+        scalars = max(1, optimizer.parameters) * STEP_COUNTER
     if found is not None and prediction.plan.framework == "deepspeed":  # norms of gradients and scales of losses stay
         scalars += sum(row.full_bytes for row in found.flags) + SCALARS
     if 0 < extra <= scalars and extra % STEP_COUNTER == 0:

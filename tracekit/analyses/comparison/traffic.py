@@ -18,8 +18,8 @@ def traffic_lines(prediction: Prediction, measured: Mapping[Key, Volume], step: 
         lines.append(line(f"{name}.calls", prediction.rank, expected.calls, seen.calls, "calls", why))
         size = expected.full_bytes
         if expected.uncertain:
-            told = routed_bytes(prediction, expected, step)
-            size, why = (size, UNEVEN) if told is None else (told, why)
+            routed = routed_bytes(prediction, expected, step)
+            size, why = (size, UNEVEN) if routed is None else (routed, why)
         known = seen.full_bytes if seen.full_bytes >= 0 else None
         lines.append(line(f"{name}.bytes", prediction.rank, size, known, "bytes", why if known is not None else UNSIZED))
     return lines
