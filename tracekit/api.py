@@ -24,8 +24,8 @@ import pandas as pd
 
 from tracekit import analyses
 from tracekit.errors import UsageError
-from tracekit.export.tables import FINDINGS, JobTable, job_tables
-from tracekit.findings import Finding, Held, Result, Table, Timeline, ranked
+from tracekit.export.tables import FINDINGS, JobTable, findings_frame, job_tables, public
+from tracekit.findings import Held, Result, Table, Timeline, of_job, ranked
 from tracekit.job import model
 from tracekit.job.load import LoadOptions, load_job
 
@@ -232,7 +232,7 @@ class Job:
 
     def _repr_html_(self) -> str:
         """The first findings and the tables, for a notebook. Names are escaped: they come from the traces."""
-        found = ranked([one for result in self._results.values() for one in result.findings()])[:8]
+        found = of_job(self._results)[:8]
         rows = "".join(
             f"<tr><td>{html.escape(one.severity)}</td><td style='text-align:left'>{html.escape(one.text)}</td></tr>" for one in found
         )
@@ -256,8 +256,7 @@ class Analysis:
     @property
     def findings(self) -> pd.DataFrame:
         """Its sentences, the most severe first."""
-        found: list[Finding] = ranked(self._result.findings())
-        return FINDINGS.frame({name: [getattr(one, name) for one in found] for name in FINDINGS.names}) if found else FINDINGS.empty()
+        return public(findings_frame(ranked(self._result.findings())), FINDINGS.columns)
 
     @property
     def json(self) -> dict[str, Any]:

@@ -202,6 +202,11 @@ class Result(Protocol):
         """Top-level keys that this analysis adds to the JSON of ``tracekit analyze`` (docs: the contract in docs/json.md)."""
 
 
+def of_job(results: Mapping[str, Result]) -> list[Finding]:
+    """The findings of all analyses as a reader gets them: one a cause, in the order of ``ranked``."""
+    return ranked(merged(finding for result in results.values() for finding in result.findings()))
+
+
 class Held:
     """A result whose findings, chapters and JSON are worked out once, when they are first asked for; ``result`` is the analysis' own."""
 

@@ -28,7 +28,7 @@ from tracekit.analyses.memory.rows import rows_of
 from tracekit.export import chrome
 from tracekit.export.spool import Spooled, Track
 from tracekit.files import write_by
-from tracekit.findings import Finding, Result, ranked
+from tracekit.findings import Result, of_job
 from tracekit.job.model import Job
 from tracekit.trace.events import Category, Int64Array
 from tracekit.units import NULL
@@ -240,7 +240,7 @@ def _counters(merge: _Merge, counts: dict[str, int]) -> Iterator[bytes]:
 
 def _findings(merge: _Merge, results: Mapping[str, Result], counts: dict[str, int]) -> Iterator[bytes]:
     """A process above the ranks: one track a finding, with its sentence at the beginning of the first step."""
-    found: list[Finding] = ranked([finding for result in results.values() for finding in result.findings()])
+    found = of_job(results)
     counts["findings"] = len(found)
     if not found:
         return

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import pandas as pd
 from tracekit.analyses.memory.rows import rows_of
 from tracekit.errors import UsageError
 from tracekit.files import write_by
-from tracekit.findings import Held, Result, ranked
+from tracekit.findings import Finding, Held, Result, of_job
 from tracekit.job.model import Job
 from tracekit.schema import MATCHES, OPERATIONS, Column, Schema, table
 from tracekit.units import NULL, NULL32
@@ -77,7 +77,9 @@ FINDINGS = table(
     ("unit", "str", "", "unit of the figure"),
     ("evidence", "str", "", "where it is seen"),
     ("advice", "str", "", "what to try"),
-    ("weight_ns", "int64", "ns", "time that a step would win; 0 where none can be named"),
+    ("weight_ns", "int64", "ns", "time that the sentence is about; 0 where none can be named"),
+    ("gain_ns", "int64", "ns", "what a step would win if the cause went away; missing where nothing can be said"),
+    ("consequences", "str", "", "sentences about what follows from it"),
 )
 FILES = table(
     "files",
@@ -158,8 +160,7 @@ def _own(job: Job, results: Mapping[str, Result]) -> Iterator[tuple[Schema, pd.D
         "spans_nodes": pd.array([group.spans_nodes for group in groups], dtype="boolean"),
     })  # fmt: skip
     yield from _memory(job)
-    sentences = [asdict(one) for one in ranked([one for result in results.values() for one in result.findings()])]
-    yield FINDINGS, FINDINGS.frame({name: [one[name] for one in sentences] for name in FINDINGS.names})
+    yield FINDINGS, findings_frame(of_job(results))
     yield FILES, FILES.frame({
         "file": [entry.file for entry in job.coverage],
         "rank": pd.array([entry.rank for entry in job.coverage], dtype="Int64"),
@@ -167,6 +168,14 @@ def _own(job: Job, results: Mapping[str, Result]) -> Iterator[tuple[Schema, pd.D
         "events": [entry.events for entry in job.coverage],
         "problems": ["; ".join(entry.problems) for entry in job.coverage],
     })  # fmt: skip
+
+
+def findings_frame(found: Sequence[Finding]) -> pd.DataFrame:
+    """Sentences as rows, in their order."""
+    told = {name: [getattr(one, name) for one in found] for name in FINDINGS.names if name not in ("gain_ns", "consequences")}
+    told["gain_ns"] = [NULL if one.gain_ns is None else one.gain_ns for one in found]
+    told["consequences"] = ["; ".join(one.consequences) for one in found]
+    return FINDINGS.frame(dict(told))
 
 
 def _steps(job: Job) -> pd.DataFrame:

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from tracekit import __version__
-from tracekit.findings import Finding, Result, merged, ranked
+from tracekit.findings import Finding, Result, of_job
 from tracekit.job.model import Job
 from tracekit.job.runs import Run
 from tracekit.notes import sentence, sentences
@@ -69,7 +69,7 @@ def document(job: Job, results: Mapping[str, Result], *, operations: bool = Fals
         **{key: given.pop(key, None) for key in ANALYSIS_KEYS},
         **given,
         "not_measured": clean(not_measured),
-        "findings": [clean(_finding(finding)) for finding in ranked(merged(_all_findings(results)))],
+        "findings": [clean(_finding(finding)) for finding in of_job(results)],
     }
 
 
@@ -100,11 +100,6 @@ def encode(value: Any, *, indent: int = 0) -> bytes:
     """UTF-8 JSON of a cleaned value; 0 is compact."""
     data = msgspec.json.encode(value)
     return msgspec.json.format(data, indent=indent) if indent else data
-
-
-def _all_findings(results: Mapping[str, Result]) -> Iterable[Finding]:
-    for result in results.values():
-        yield from result.findings()
 
 
 def _job(job: Job) -> dict[str, Any]:
