@@ -10,7 +10,7 @@ from tracekit.estimate.estimate import Estimate, estimate
 from tracekit.estimate.flops import attention_flops_a_token
 from tracekit.estimate.parameters import elements_of
 from tracekit.estimate.pipeline import in_flight
-from tracekit.estimate.plan import IMPLEMENTATIONS, Implementation
+from tracekit.estimate.plan import IMPLEMENTATIONS, Implementation, Plan
 from tracekit.estimate.recipe import deepspeed_estimate
 from tracekit.estimate.shape import parameters
 from tracekit.units import format_bytes
@@ -23,7 +23,7 @@ _OTHERS = tuple(each for each in IMPLEMENTATIONS.values() if each.name != "workl
 
 def notes(result: Estimate) -> list[str]:
     """All of them."""
-    return [*_of_mesh(result), *_of_arithmetic(result), *_habits(result), *_deepspeed(result)]
+    return [*_of_mesh(result), *_of_arithmetic(result), *_sequence_parallel(result), *_habits(result), *_deepspeed(result)]
 
 
 def _of_mesh(result: Estimate) -> Iterator[str]:
@@ -54,17 +54,25 @@ def _of_arithmetic(result: Estimate) -> Iterator[str]:
 def _habits(result: Estimate) -> Iterator[str]:
     """Habits of the plan's implementation that matter: another one's, each by itself, would change a figure."""
     own = result.plan.implementation
-    for habit in (f.name for f in fields(Implementation) if f.name != "name"):
+    for habit in (f.name for f in fields(Implementation) if f.name not in ("name", "padding")):
         others = {getattr(other, habit): other.name for other in _OTHERS if getattr(other, habit) != getattr(own, habit)}
         for value, name in others.items():
-            text = _changed(result, habit, value)
+            text = _changed(result, replace(result.plan, implementation=replace(own, **{habit: value})))
             if text:
                 yield f"{habit} {_word(getattr(own, habit))} is how {own.name} works; as {name} has it ({_word(value)}), {text}"
 
 
-def _changed(result: Estimate, habit: str, value: Any) -> str:
-    """The figure that changes most with another habit; '' where none does by more than ``TOLD``."""
-    plan = replace(result.plan, implementation=replace(result.plan.implementation, **{habit: value}))
+def _sequence_parallel(result: Estimate) -> Iterator[str]:
+    """What tensor parallelism leaves whole on every rank, and most who use it do not."""
+    plan = result.plan
+    if plan.mesh.tp > 1 and not plan.sequence_parallel and result.shape.sequence // plan.mesh.cp % plan.mesh.tp == 0:
+        text = _changed(result, replace(plan, sequence_parallel=True))
+        if text:
+            yield f"norms work on all tokens on every rank of tp; with sequence_parallel {text}"
+
+
+def _changed(result: Estimate, plan: Plan) -> str:
+    """The figure that changes most with another plan; '' where none does by more than ``TOLD``."""
     other = estimate(result.shape, plan, result.hardware, result.assumptions)
     figures = (("the peak", result.peak.peak_bytes, other.peak.peak_bytes), ("a rank", _sent(result), _sent(other)))
     what, before, after = max(figures, key=lambda each: abs(each[2] / each[1] - 1) if each[1] else 0.0)
