@@ -1,9 +1,9 @@
 """A second look at the same traces gives the same, and believes nothing that is not a window."""
 
+import hashlib
 import json
 import os
 import pickle
-import zlib
 from pathlib import Path
 
 import pytest
@@ -68,7 +68,7 @@ def test_a_damaged_entry_is_written_anew(tmp_path, damage):
     whole = entry.read_bytes()
     entry.write_bytes(damage(whole))
     assert analyzed(folder, cache) == first
-    assert entry.read_bytes()[:12] == whole[:12]
+    assert entry.read_bytes()[:8] == whole[:8]
 
 
 class Harm:
@@ -86,6 +86,6 @@ def test_a_planted_entry_runs_nothing(tmp_path, monkeypatch, harm):
     first = analyzed(folder, cache)
     (entry,) = entries(cache)
     body = pickle.dumps(harm)
-    entry.write_bytes(window_cache._MAGIC + zlib.crc32(body).to_bytes(4, "little") + body)
+    entry.write_bytes(window_cache._MAGIC + hashlib.sha256(body).digest() + body)
     assert analyzed(folder, cache) == first
     assert not (tmp_path / "harmed").exists()

@@ -1,6 +1,6 @@
 """What all analyses keep of one file, kept for the next time: a second look at the same traces reads no events at all.
 
-An entry is a pickled Window behind a checksum. It is believed only in a folder that nobody else can write (``cache_folder.distrust``), and
+An entry is a pickled Window behind its SHA-256. It is believed only in a folder that nobody else can write (``cache_folder.distrust``), and
 its unpickler knows the classes of a Window and refuses any other name. An entry is good for one file and its manifest (path, size, time of
 last change), one choice of steps, one set of analyses, and one state of tracekit's own code.
 """
@@ -13,7 +13,6 @@ import io
 import json
 import os
 import pickle
-import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from tracekit.readers.sources import Source
 
 _ENDING = ".window"
 _MAGIC = b"TRKWIND1"
-_HEAD = len(_MAGIC) + 4  # CRC-32 of what follows
+_HEAD = len(_MAGIC) + 32  # SHA-256 of what follows
 _MOST_BYTES = 1 << 30
 #: What arrays, tables and text columns are rebuilt by; nothing of it opens, imports or runs anything.
 _ALLOWED = {
@@ -77,10 +76,21 @@ def load(source: Source, settings: Iterable[object], directory: str | Path) -> W
         with open_regular(path) as file:
             data = file.read(_MOST_BYTES)
         body = data[_HEAD:]
-        if data[: len(_MAGIC)] != _MAGIC or data[len(_MAGIC) : _HEAD] != zlib.crc32(body).to_bytes(4, "little"):
+        if data[: len(_MAGIC)] != _MAGIC or data[len(_MAGIC) : _HEAD] != hashlib.sha256(body).digest():
             return None
         window = _Unpickler(io.BytesIO(body)).load()
-    except (OSError, pickle.UnpicklingError, ValueError, TypeError, KeyError, AttributeError, ImportError, EOFError, IndexError):
+    except (
+        OSError,
+        pickle.UnpicklingError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        ImportError,
+        EOFError,
+        IndexError,
+        MemoryError,
+    ):
         return None
     return window if isinstance(window, Window) else None
 
@@ -93,7 +103,7 @@ def store(source: Source, settings: Iterable[object], window: Window, directory:
     body = pickle.dumps(window, protocol=5)
     try:
         Path(directory).mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_atomically(path, [_MAGIC, zlib.crc32(body).to_bytes(4, "little"), body])
+        write_atomically(path, [_MAGIC, hashlib.sha256(body).digest(), body])
     except OSError:
         return
 

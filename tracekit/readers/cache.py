@@ -12,7 +12,7 @@ import json
 import os
 import struct
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -99,7 +99,7 @@ def load(source: Source, directory: str | Path) -> RankTables | None:
             data = _checked(file.read_buffer())
         batch = None if data is None else pa.ipc.open_file(pa.BufferReader(data)).get_batch(0)
         return None if batch is None else _tables(batch, source)
-    except (OSError, pa.ArrowException, ValueError, KeyError, TypeError, IndexError):
+    except (OSError, pa.ArrowException, ValueError, KeyError, TypeError, IndexError, AttributeError, MemoryError):
         return None
 
 
@@ -208,14 +208,24 @@ def _numpy(values: pa.Array) -> npt.NDArray[Any]:
 
 
 def _sound(tables: RankTables) -> bool:
-    """Whether every column has its type and its table's length: a foreign file in the place of an entry has not."""
-    rows = len(tables.ts)
+    """Whether every column has its type and its table's length, and every code stands for something: a foreign entry's do not."""
+    rows, texts = len(tables.ts), len(tables.strings)
     dense = all((values := getattr(tables, name)).dtype == dtype and len(values) == rows for name, dtype in _COLUMNS.items())
-    return dense and all(
-        side.rows.dtype == np.int64
-        and all(len(side.columns[c]) == len(side.rows) and side.columns[c].dtype == side_dtype(k) for c, k in SIDE_COLUMNS[name].items())
-        for name, side in tables.side.items()
-    )
+    if not dense or not all(_sound_side(tables.side[name], columns, rows, texts) for name, columns in SIDE_COLUMNS.items()):
+        return False
+    codes = ((tables.name, texts), (tables.lane, len(tables.lanes)), (tables.category, len(Category)))
+    return all(_within(values, most) for values, most in codes)
+
+
+def _sound_side(side: SideTable, columns: Mapping[str, str], rows: int, texts: int) -> bool:
+    shaped = all(len(side.columns[c]) == len(side.rows) and side.columns[c].dtype == side_dtype(kind) for c, kind in columns.items())
+    if side.rows.dtype != np.int64 or not shaped or not _within(side.rows, rows) or not (np.diff(side.rows) > 0).all():
+        return False
+    return all(_within(side.columns[c], texts) for c, kind in columns.items() if kind in ("str", "json"))
+
+
+def _within(codes: npt.NDArray[Any], most: int) -> bool:
+    return not len(codes) or bool(codes.min() >= 0 and codes.max() < most)
 
 
 def _write(batch: pa.RecordBatch, file: Any) -> None:
