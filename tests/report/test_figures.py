@@ -6,6 +6,7 @@ import pytest
 from tests.report.example import HOSTILE
 from tracekit.findings import Heatmap, StackedBars
 from tracekit.report.figures import bars_info, figure, heat_info
+from tracekit.report.in_words import in_words
 from tracekit.report.palette import PLAIN, roles
 from tracekit.report.quantity import axis_unit, decimals, quantity
 
@@ -120,3 +121,10 @@ def test_axis_unit_and_decimals() -> None:
     assert axis_unit([5e6], "GB/s") == ("GB/s", 1.0)
     assert [decimals([value]) for value in (12345.6, 123.4, 1.2345, 0.00012, 0.0, 483.0)] == [0, 1, 3, 4, 0, 0]
     assert decimals([1.234, 2.5, 37935.5]) == 1
+
+
+def test_a_chart_says_in_words_what_is_largest() -> None:
+    bars = StackedBars("t", ["rank 0", "rank 1"], {"compute": [1.0, 5.0], "idle": [2.0, 1.0]}, "us")
+    assert in_words(bars) == "2 bars of compute, idle; the longest is rank 1 with 6 us"
+    heat = Heatmap("t", ["tp", "dp"], ["rank 0", "rank 1"], [[1.0, None], [3.0, 2.0]], "us")
+    assert in_words(heat) == "2 rows, 2 columns; most is 3 us at rank 1, tp"

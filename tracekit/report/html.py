@@ -57,7 +57,7 @@ def _evidence(finding: Mapping[str, Any], places: Mapping[str, str]) -> dict[str
     """A finding with the chapter that shows it (the one of its analysis), and the one rank that it is about."""
     ranks = (finding.get("subject") or {}).get("ranks") or []
     shown = {
-        "consequences": finding.get("consequences") or [],
+        "consequences": list(dict.fromkeys(finding.get("consequences") or [])),
         "place": places.get(finding["id"].partition(".")[0], ""),
         "rank": ranks[0] if len(ranks) == 1 else None,
     }

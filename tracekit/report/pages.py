@@ -16,6 +16,7 @@ from tracekit.findings import Chart, Table
 from tracekit.report import overview, palette
 from tracekit.report.document import encode
 from tracekit.report.glossary import explained
+from tracekit.report.in_words import in_words
 from tracekit.report.named import named
 from tracekit.report.tables import table_data
 from tracekit.report.text import script_json, visible
@@ -74,6 +75,7 @@ def figure_block(chart: Chart, key: str, drawn: dict[str, Any] | None) -> dict[s
         "id": key,
         "title": chart.title,
         "note": chart.note,
+        "said": in_words(chart),
         "height": drawn["layout"]["height"] if drawn else 0,
         "data": embedded(drawn) if drawn else None,
     }

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-#: role -> (on a light page, on a dark page)
+#: role -> (on a light page, on a dark page). What stands in one chart can be told apart without red or green sight as well (a test).
 COLORS = {
-    "compute": ("#2f6f95", "#5b9fc4"),
+    "compute": ("#2f6f95", "#58aade"),
     "hidden": ("#a5c9d9", "#31596d"),
-    "exposed": ("#d64a2a", "#ef6b4b"),
-    "copy": ("#cf9a28", "#dcb04c"),
+    "exposed": ("#dc240b", "#d95e4f"),
+    "copy": ("#f0b10a", "#f6ba4a"),
     "idle": ("#d3d8d5", "#3d4745"),
-    "c1": ("#e0873a", "#f2a862"),
-    "c2": ("#ad2f5f", "#e0708f"),
-    "c3": ("#8c3c22", "#c67552"),
-    "c4": ("#a0487f", "#d685b4"),
-    "c5": ("#b0891f", "#dcc35c"),
-    "p0": ("#5a5fc0", "#8e93e6"),
-    "p1": ("#1e9474", "#47bb9a"),
-    "p2": ("#ad4a80", "#d479a9"),
-    "p3": ("#7d6a1c", "#b39d48"),
-    "p4": ("#4583b8", "#74abd8"),
+    "c1": ("#eeb279", "#c66a00"),
+    "c2": ("#ad2f5f", "#b9226f"),
+    "c3": ("#4a0908", "#eebd90"),
+    "c4": ("#c594a2", "#f5c2e6"),
+    "c5": ("#7a522e", "#ebf024"),
+    "p0": ("#5a5fc0", "#5439eb"),
+    "p1": ("#34a984", "#66a384"),
+    "p2": ("#512545", "#c982b4"),
+    "p3": ("#4f2f04", "#cfc2b3"),
+    "p4": ("#4583b8", "#a0b8ef"),
     "p5": ("#98593a", "#c98a6a"),
-    "p6": ("#6b8a2b", "#9dbb5c"),
-    "p7": ("#776a8d", "#a698bd"),
+    "p6": ("#5c7d3d", "#506f28"),
+    "p7": ("#b59bc6", "#7140b5"),
 }
 #: Colour scale of a heat map from nothing to the maximum.
 HEAT = (("#f1f3f1", "#f6d9b8", "#ea9a5f", "#d64a2a", "#7f1d17"), ("#1b2221", "#4a2f23", "#95452c", "#e0653f", "#ffd3a6"))
