@@ -115,6 +115,17 @@ def test_the_page_opens_from_disk_and_shows_the_figures(tmp_path):
     assert read.loads == []
 
 
+def test_a_model_by_its_configuration_and_another_implementation(tmp_path):
+    path = tmp_path / "config.json"
+    sizes = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 500}
+    path.write_text(json.dumps({"model_type": "llama", **sizes}))
+    options = ["--model", str(path), "--mesh", "pp=2", "--implementation", "megatron", "--set", "implementation.frees_outputs=false"]
+    found = document(*options, "--sequence", "128")
+    assert (found["model"]["sequence"], found["model"]["parameters"]) == (128, 2 * 500 * 64 + 64 + 4 * (4 * 64**2 + 3 * 64 * 128 + 2 * 64))
+    habits = found["plan"]["implementation"]
+    assert (habits["name"], habits["receive_buffers"], habits["frees_outputs"]) == ("megatron", False, False)
+
+
 def test_a_search(tmp_path):
     page, data = tmp_path / "fit.html", tmp_path / "fit.json"
     options = ["--model", "llama3-8b", "--recompute", "full", "--global-batch", "16"]

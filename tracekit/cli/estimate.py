@@ -27,7 +27,8 @@ Examples:
   tracekit estimate --model llama3-8b --mesh dp_shard=8 --recompute full
   tracekit estimate --model llama3-70b --mesh pp=4,dp_shard=8,tp=8 --global-batch 512 -o plan.html
   tracekit estimate plan.yaml --set strategy.reshard_after_forward=false --json -
-  tracekit estimate --model llama3-70b --recompute full --fit 80GB --ranks 64 --global-batch 256
+  tracekit estimate --model llama3-70b --fit 80GB --ranks 64 --global-batch 256
+  tracekit estimate --model path/to/config.json --mesh dp_shard=8 --hardware h200
 
 \b
 A file (YAML, TOML or JSON) holds the same as the options; options win. docs/estimate.md lists all keys.
@@ -49,6 +50,7 @@ _PLACES = {
     "sequence_parallel": ("sequence_parallel",),
     "schedule": ("schedule",),
     "virtual_stages": ("virtual_stages",),
+    "implementation": ("implementation",),
     "hardware": ("hardware",),
     "network": ("network",),
     "efficiency": ("efficiency",),
@@ -56,7 +58,7 @@ _PLACES = {
     "latency": ("latency",),
 }
 #: A key under which a single word may stand, and the key of that word where it becomes a mapping.
-_WORD_KEYS = {"model": "preset", "strategy": "name", "hardware": "preset"}
+_WORD_KEYS = {"model": "preset", "strategy": "name", "hardware": "preset", "implementation": "name"}
 
 
 _SIZES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
@@ -80,7 +82,7 @@ class Size(ParamType):
 
 @click.command("estimate", epilog=_EXAMPLES)
 @click.argument("file", metavar="[FILE]", required=False, type=click.Path(exists=True, dir_okay=False))
-@click.option("--model", metavar="NAME", help="A known model: llama3-8b, llama3-70b, llama3-405b, gpt3-175b, deepseek-v3, ...")
+@click.option("--model", metavar="NAME", help="A known model (llama3-8b, qwen3-30b-a3b, ...), or the path of its config.json.")
 @click.option("--mesh", metavar="AXES", help="Ranks by axis: pp=2,dp_replicate=2,dp_shard=8,cp=1,tp=8,ep=1.")
 @click.option("--strategy", metavar="NAME", help="none, ddp, zero1, zero2, zero3, fsdp1, fsdp2 or hsdp.")
 @click.option("--recipe", metavar="NAME", help="Precision: fp32, fsdp_bf16, fsdp_bf16_fp32_reduce, megatron_bf16, bf16_zero, ...")
@@ -88,13 +90,14 @@ class Size(ParamType):
 @click.option("--micro-batch", metavar="N", type=click.IntRange(1, 10**6), help="Sequences that go through the model at once.")
 @click.option("--global-batch", metavar="N", type=click.IntRange(1, 10**9), help="Sequences a step over all ranks.")
 @click.option("--sequence", metavar="N", type=click.IntRange(1, 10**9), help="Tokens a sequence, instead of the model's own.")
-@click.option("--recompute", metavar="HOW", help="Activation checkpointing: none, selective or full.")
+@click.option("--recompute", metavar="HOW", help="none, selective-megatron, selective-torchtitan or full.")
 @click.option("--attention", metavar="KIND", help="flash, or eager (which keeps all scores).")
 @click.option("--causal/--no-causal", default=None, help="Count only the scores that a causal mask leaves as FLOP.")
 @click.option("--sequence-parallel/--no-sequence-parallel", default=None, help="With tp: norms and dropout on shards of the sequence.")
 @click.option("--schedule", metavar="NAME", help="Of the pipeline: gpipe, 1f1b, interleaved_1f1b, zb_h1 or zb_h2.")
 @click.option("--virtual-stages", metavar="N", type=click.IntRange(1, 1000), help="Model chunks a rank, for interleaved_1f1b.")
-@click.option("--hardware", metavar="NAME", help="a100, h100, h200, b200, gb200 or mi300x.")
+@click.option("--implementation", metavar="NAME", help="Whose habits: torch, megatron (that of its recipes) or deepspeed.")
+@click.option("--hardware", metavar="NAME", help="v100, a100, h100, h200, h800, b200, gb200, gb300, mi250x, mi300x, mi355x, rtx4090.")
 @click.option("--network", metavar="NAME", help="Between nodes: infiniband-hdr, -ndr, -xdr, ethernet-100g, ethernet-400g.")
 @click.option("--efficiency", metavar="SHARE", type=click.FloatRange(0, 1, min_open=True), help="Of peak FLOP/s, while computing.")
 @click.option("--overlap", metavar="SHARE", type=click.FloatRange(0, 1), help="Of compute, behind which gathers and reductions hide.")
