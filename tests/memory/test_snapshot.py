@@ -263,3 +263,40 @@ def test_a_long_history_is_what_a_plain_replay_finds(read) -> None:
     found = curves(read(snapshot([history], segments)))
     assert found.allocated.tolist() == expected
     assert found.reserved.tolist() == [2000 * 4096] * len(expected)
+
+
+def test_a_block_older_than_the_history_has_the_owner_of_the_stack_that_it_keeps(read) -> None:
+    parts = [segment(at, 512, [(512, "active_allocated")]) for at in (A, B, C, D)]
+    apply = ("/x/torch/nn/modules/module.py", 1, "_apply")
+    for part, (file, line, name) in zip(parts, [apply, STEP, FORWARD], strict=False):
+        part["blocks"][0]["frames"] = [{"filename": file, "line": line, "name": name}]
+    found = read(snapshot([[entry("alloc", T, 512, 0x50000)]], [*parts, segment(0x50000, 512, [(512, "active_allocated")])]))
+    attributed, _, _ = attribute_snapshot(found, found.devices[0])
+    assert {(h.category, h.name) for h in holdings(attributed, -1)} == {
+        ("parameters", "module.py:1 _apply"),
+        ("optimizer_state", "adam.py:30 step"),
+        ("before_recording", "model.py:10 forward"),
+        ("before_recording", ""),
+    }
+
+
+def test_where_the_history_ends_in_the_optimizer_what_it_keeps_of_every_parameter_is_state(read) -> None:
+    history = [
+        entry("alloc", T, 512, A, [FORWARD]),
+        entry("alloc", T + 1, 512, B, [BACKWARD]),
+        entry("alloc", T + 2, 1024, C, [STEP]),
+        entry("alloc", T + 3, 1024, D, [STEP]),
+    ]
+    parts = [segment(at, size, [(size, "active_allocated")]) for at, size in ((A, 512), (B, 512), (C, 1024), (D, 1024))]
+    found = read(snapshot([history], parts))
+    attributed, _, _ = attribute_snapshot(found, found.devices[0])
+    assert composition(attributed, 3)["optimizer_state"] == 2048
+
+
+def test_roundup_power2_divisions_are_the_allocator_s() -> None:
+    from tracekit.memory.snapshot_timeline import rounded
+
+    sizes = np.array([0, 1, 600, 1 << 20, (1 << 20) + 1, 1200 << 10, 3 << 20, (5 << 20) + 7], np.int64)
+    assert rounded(sizes, {}).tolist() == [0, 512, 1024, 1 << 20, (1 << 20) + 512, 1200 << 10, 3 << 20, (5 << 20) + 512]
+    fourths = {"roundup_power2_divisions": {str(1 << i): 4 for i in range(16)}}
+    assert rounded(sizes, fourths).tolist() == [0, 512, 1024, 1 << 20, 5 << 18, 5 << 18, 3 << 20, 6 << 20]

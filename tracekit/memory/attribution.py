@@ -67,9 +67,23 @@ def attribute_snapshot(snapshot: Snapshot, device: DeviceHistory, owners: Owners
     if owners is not None and owners.time_ns:
         blocks, changes = registered.claim(log, blocks, registered.registrations(owners, texts), None)
     context = Context(phases, steps, int(log.time[-1]) if len(log) else 0)
-    owner = rules.categorize(blocks, seen.at(_shown(blocks.birth, log)), seen.at(_shown(blocks.death, log)), context)
+    born = _with_stacks_at_the_end(seen.at(_shown(blocks.birth, log)), blocks, snapshot, device, texts)
+    owner = rules.categorize(blocks, born, seen.at(_shown(blocks.death, log)), context)
     owner = _known_parameters(owner, changes)
     return Attributed(timeline, cut(blocks, owner, changes), texts.texts, len(changes) > 0), phases, steps
+
+
+def _with_stacks_at_the_end(born: Moments, blocks: Blocks, snapshot: Snapshot, device: DeviceHistory, texts: Texts) -> Moments:
+    """Moments of birth, with the stacks that blocks at the end keep where their allocation is no longer in the history."""
+    state = device.state
+    order = np.argsort(state.address, kind="stable")
+    order = order[state.allocated[order] & (state.stack[order] > 0)]
+    if not len(order):
+        return born
+    at = np.minimum(np.searchsorted(state.address[order], blocks.address), len(order) - 1)
+    lost = ~born.known & (blocks.death >= len(device.entries)) & (state.address[order][at] == blocks.address)
+    hint, name = stack_moments.of_stacks(snapshot, state.stack[order][at], texts)
+    return replace(born, hint=np.where(lost, hint, born.hint).astype(np.int8), name=np.where(lost, name, born.name).astype(np.int32))
 
 
 def _known_parameters(owner: Owner, changes: Changes) -> Owner:

@@ -1,6 +1,6 @@
 """Owners without a manifest: by what a block was born in, what it died in, and how long it lived. What no rule explains stays unattributed.
 
-born before the recording                                            before recording
+born before the recording                                            before recording, unless its stack tells more
 born inside a collective or an all-gather's buffers                  communication buffers
 born where a sharded unit is gathered                                gathered parameters
 born in backward and given back where a sharded unit is reduced      unsharded gradients
@@ -66,6 +66,9 @@ def categorize(blocks: Blocks, birth: Moments, death: Moments, context: Context)
         category[chosen & open_] = code
         open_[chosen] = False
 
+    # Older than the log, but a stack that the end of a snapshot keeps says from where.
+    give(lives.older & lives.alive & (birth.hint == Hint.OPTIMIZER), OPTIMIZER_STATE)
+    give(lives.older & lives.alive & (birth.hint == Hint.BUILDING), PARAMETERS)
     give(lives.older, OLDER)
     give(~birth.known, UNKNOWN)
     _by_ranges(lives, give)
@@ -123,8 +126,9 @@ def _buckets_are_gradients(lives: _Lives, category: Int8Array) -> None:
 
 def _by_phase(lives: _Lives, give: Give) -> None:
     phase, hint, gone = lives.birth.phase, lives.birth.hint, lives.death.hint
-    give(lives.unsure & (phase != FORWARD), UNKNOWN)
     optimizer = (phase == OPTIMIZER) | (hint == Hint.OPTIMIZER)
+    give(lives.unsure & optimizer & _many_of_a_kind(lives), OPTIMIZER_STATE)
+    give(lives.unsure & (phase != FORWARD), UNKNOWN)
     give(optimizer & lives.leaves, OPTIMIZER_STATE)
     give(optimizer, TEMPORARIES)
     backward = phase == BACKWARD
@@ -137,6 +141,13 @@ def _by_phase(lives: _Lives, give: Give) -> None:
     give(forward & stays, UNKNOWN)
     give(forward & (lives.leaves | lives.unsure), ACTIVATIONS)
     give(forward, TEMPORARIES)
+
+
+def _many_of_a_kind(lives: _Lives) -> BoolArray:
+    """Blocks that are alive together with others of their name: one a parameter. Of a temporary there is one at a time."""
+    counts = np.bincount(lives.birth.name[lives.alive], minlength=int(lives.birth.name.max(initial=0)) + 1)
+    many: BoolArray = lives.alive & (lives.birth.name > 0) & (counts[lives.birth.name] > 1)
+    return many
 
 
 def _outside_phases(lives: _Lives, context: Context, give: Give) -> None:

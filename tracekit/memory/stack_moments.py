@@ -79,6 +79,12 @@ def of_history(snapshot: Snapshot, entries: Entries, words: Texts) -> tuple[Mome
     )
 
 
+def of_stacks(snapshot: Snapshot, stack: Int32Array, words: Texts) -> tuple[Int8Array, Int32Array]:
+    """(hint, code of the name) of stacks alone."""
+    hint, _ = _of_stacks(snapshot.stacks, stack)
+    return hint, words.codes(labels(snapshot.stacks))[np.maximum(stack, 0)]
+
+
 def _without_python(entries: Entries) -> BoolArray:
     """Allocations with an empty stack where most have one: made on a thread without Python, as autograd's own threads are."""
     made = entries.action == ALLOC

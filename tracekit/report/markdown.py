@@ -38,6 +38,7 @@ _MEMORY = (
     ("rank", "rank", ""),
     ("device", "device", ""),
     ("peak_bytes", "peak", "bytes"),
+    ("lower_bound", "at least", ""),
     ("reserved_peak_bytes", "reserved, most", "bytes"),
     ("peak_phase", "phase", ""),
     ("source", "owners by", ""),

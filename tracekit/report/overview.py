@@ -72,7 +72,12 @@ def _peak_alone(document: Mapping[str, Any]) -> str:
         return ""
     name, most = max((row["categories"] or {"": 0}).items(), key=lambda item: item[1])
     share = f", {percent(most / row['peak_bytes'])} of it {name.replace('_', ' ')}" if most else ""
-    return f"Memory peaks at {format_bytes(row['peak_bytes'])} on {_device(row)}{share}."
+    return f"Memory peaks at {_peak(row)} on {_device(row)}{share}."
+
+
+def _peak(row: Mapping[str, Any]) -> str:
+    """The peak of a row of ``memory``, which may be a lower bound."""
+    return ("at least " if row.get("lower_bound") else "") + format_bytes(row["peak_bytes"])
 
 
 def highest_peak(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -184,10 +189,10 @@ def _memory(document: Mapping[str, Any]) -> list[Fact]:
     reserved = max((r["reserved_peak_bytes"] or r["peak_bytes"] for r in document["memory"] if r["peak_bytes"]), default=0)
     detail = f"{_device(row)}; "
     if device is None:
-        return [Fact("Memory peak", format_bytes(row["peak_bytes"]), detail + "how much the device has is not known")]
+        return [Fact("Memory peak", _peak(row), detail + "how much the device has is not known")]
     left = device.memory_bytes - reserved
     detail += f"{format_bytes(max(left, 0))} of {format_bytes(device.memory_bytes)} were never reserved"
-    return [Fact("Memory peak", format_bytes(row["peak_bytes"]), detail, warns=left < 0.05 * device.memory_bytes)]
+    return [Fact("Memory peak", _peak(row), detail, warns=left < 0.05 * device.memory_bytes)]
 
 
 def _data(document: Mapping[str, Any]) -> Fact:
