@@ -4,11 +4,13 @@ Each kind also has a test with an input of the project's own, in the room that h
 """
 
 import json
+from collections import Counter
 
 import pytest
 
 from tests.real import CASES
 from tracekit import analyses
+from tracekit.errors import TracekitError
 from tracekit.job.load import LoadOptions, load_job
 from tracekit.job.model import Job
 from tracekit.notes import sentences
@@ -281,3 +283,95 @@ def test_r01_markup_is_shown_literally():
     tags = [tag for tag, _ in reader.tags]
     assert (tags.count("img"), tags.count("h1")) == (0, 1)  # the page has one heading of its own
     assert "onerror" not in {name for _, names in reader.tags for name in names}
+
+
+def calls(name: str) -> list[tuple[str, int | None]]:
+    """(kind, bytes) of the operations of rank 0."""
+    c = case(name)
+    frame = c.operations(rank=0)
+    return list(zip(frame["kind"].astype("str"), frame["full_bytes"].tolist(), strict=True))
+
+
+def communication(name: str) -> list[float]:
+    c = case(name)
+    return [e + h for e, h in zip(c.breakdown("exposed_comm_us"), c.breakdown("hidden_comm_us"), strict=True)]
+
+
+def test_u01_a_copy_engine_gathers():
+    right = case("U01").expect["right"]
+    assert calls("U01") == [(right["kind"], right["full_bytes"])]
+    assert communication("U01") == [right["comm_busy_us"]] * 2
+    assert case("U01").breakdown("memory_copy_us") == [right["exposed_copy_us"]] * 2
+
+
+@pytest.mark.parametrize("name", ["U02", "U04", "U44", "U16"])
+def test_communication_and_compute_are_told_apart(name):
+    right = case(name).expect["right"]
+    assert communication(name)[0] == right.get("comm_busy_us", right.get("comm_us"))
+    assert "compute_us" not in right or case(name).breakdown("compute_us")[0] == right["compute_us"]
+
+
+def test_u16_a_call_is_one_operation():
+    right = case("U16").expect["right"]
+    c = case("U16")
+    assert (len(c.operations()), c.column("full_bytes"), c.column("sent_bytes")) == (
+        right["rank_operations"],
+        [right["full_bytes_per_call"]] * 2,
+        [right["sent_bytes_of_a_rank"]] * 2,
+    )
+
+
+def test_u43_peer_copies_are_the_transfer():
+    right = case("U43").expect["right"]
+    assert [kind for kind, _ in calls("U43")] == [right["kind"]]
+    assert communication("U43")[0] >= right["comm_busy_us_at_least"]
+    assert case("U43").breakdown("exposed_comm_us")[0] == pytest.approx(right["exposed_us"], abs=1)  # a gap of 1 us is no communication
+
+
+def test_u05_xpu():
+    right = case("U05").expect["right"]
+    assert dict(zip("01", communication("U05"), strict=True)) == right["comm_busy_us"]
+    assert (case("U05").json["collectives"][0]["wait_us"], calls("U05")) == (right["wait_us"], [(right["kind"], right["full_bytes"])])
+
+
+def test_u33_waiting_is_no_work():
+    right = case("U33").expect["right"]
+    assert (case("U33").breakdown("compute_us"), case("U33").breakdown("idle_us")) == ([right["compute_us"]], [right["idle_us"]])
+
+
+def test_j01_lost_kernels_are_unknown_time():
+    c = case("J01")
+    assert [(row["compute_us"], row["unknown_us"]) for row in c.json["breakdown"] if row["rank"] == 1] == [(None, 600.0)] * 3
+    assert c.json["mean_step"][0]["compute_us"] == 360.0
+    assert all(word in c.said for word in c.expect["message_must_mention"])
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("J02", ["rec0", "rec1", "rec2"]), ("J03", ["1000", "1001"]), ("J04", ["rank0.json", "rank2.json"])]
+)
+def test_files_that_are_not_one_job_are_refused_by_name(name, words):
+    with pytest.raises(TracekitError) as caught:
+        case(name)
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_j05_nobody_waits_in_a_call_he_has_left():
+    assert case("J05").column("wait_ns") == [0, 0]
+
+
+def test_j06_a_barrier_is_a_barrier():
+    assert Counter(kind for kind, _ in calls("J06")) == case("J06").want["kinds"]
+
+
+def test_j07_waits_name_no_groups():
+    c = case("J07")
+    assert [{"name": g.name, "ranks": list(g.ranks)} for g in c.job.groups.groups] == c.want["process_groups"]
+    assert (len(c.job.matches), "group" in c.said) == (c.want["matched"], False)
+
+
+def test_j08_a_batch_is_its_edges():
+    c = case("J08")
+    sends = c.operations(kind="send")
+    assert [[rank, (rank + 1) % 4] for rank in sends["rank"]] == c.want["edges"]
+    assert set(c.column("full_bytes")) == {c.want["bytes_each"]}
+    assert len(c.job.matches) == 4

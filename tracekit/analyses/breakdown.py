@@ -17,7 +17,7 @@ A trace without step marks counts as one step over its whole window. On CPU jobs
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -27,14 +27,10 @@ import pandas as pd
 from tracekit.analyses import _suspects
 from tracekit.analyses import _thresholds as thresholds
 from tracekit.analyses._common import CUT, STEP_COLUMNS, a_step, by_step, mean_by_rank, measured, once, rank_labels, whole
+from tracekit.analyses._step_parts import reduce as reduce
 from tracekit.findings import Finding, Section, StackedBars, Table
-from tracekit.job.activity import Activity, Work
 from tracekit.job.model import Job
-from tracekit.notes import note
 from tracekit.schema import Column, table
-from tracekit.trace import intervals
-from tracekit.trace.events import BoolArray, Int64Array
-from tracekit.trace.steps import StepTimes, step_times
 from tracekit.units import NS_PER_US, NULL, format_ns, listed, plural
 
 ORDER = 10
@@ -63,9 +59,6 @@ MEAN_STEP = table(
 _PARTS = tuple(BREAKDOWN.names[len(STEP_COLUMNS) + 1 :])
 #: The finding that says of which ranks nothing is known.
 NOT_RECORDED = "breakdown.device_not_recorded"
-_TOTALS = ("device_ns", "outside_ns", "suspects")
-#: A device with a smaller share of the busiest one's time saw a stray copy or two, and no work of the step.
-_STRAY = 0.01
 #: The parts that make up the step, as a reader sees them.
 _SHOWN = {
     "compute_ns": "compute",
@@ -73,123 +66,6 @@ _SHOWN = {
     "exposed_copy_ns": "exposed copies",
     "idle_ns": "idle",
 }
-
-
-@dataclass(frozen=True)
-class StepParts:
-    """One entry a step for each column of BREAKDOWN behind STEP_COLUMNS, the steps of each device one after the other; device time [ns] in
-    all and outside every marked step.
-    """
-
-    device: Int64Array
-    compute_ns: Int64Array
-    exposed_comm_ns: Int64Array
-    hidden_comm_ns: Int64Array
-    exposed_copy_ns: Int64Array
-    hidden_copy_ns: Int64Array
-    idle_ns: Int64Array
-    unknown_ns: Int64Array
-    launched_compute_ns: Int64Array
-    launched_comm_ns: Int64Array
-    device_ns: int
-    outside_ns: int
-    suspects: _suspects.Suspects = ()  # kernels that may be communication, with their time [ns]
-
-
-def reduce(activity: Activity) -> StepParts | None:
-    """The parts of each step of one window on each device; None where there was no work at all."""
-    device, times = activity.device, step_times(activity.steps, activity.window)
-    if not len(device):
-        return None if activity.lost.device else _nothing_recorded(times)
-    numbers = _devices(activity)
-    if len(numbers) < 2:
-        return _suspecting(activity, times, _parts(activity, times, -1))
-    each = [_parts(_of_device(activity, number), times, number) for number in numbers]
-    columns: dict[str, Any] = {
-        f.name: np.concatenate([getattr(part, f.name) for part in each]) for f in fields(StepParts) if f.name not in _TOTALS
-    }
-    columns |= {name: sum(getattr(part, name) for part in each) for name in ("device_ns", "outside_ns")}
-    return _suspecting(activity, times, StepParts(**columns))
-
-
-def _suspecting(activity: Activity, times: StepTimes, parts: StepParts) -> StepParts:
-    """The parts with the kernels that may be communication."""
-    comm = int((parts.exposed_comm_ns + parts.hidden_comm_ns).sum())
-    return replace(parts, suspects=_suspects.suspects(activity, times, comm))
-
-
-def _devices(activity: Activity) -> list[int]:
-    """Devices that the process works on: those that are busy for more than a moment beside the busiest one."""
-    device = activity.device
-    number, inverse = np.unique(device.device, return_inverse=True)
-    busy = np.bincount(inverse, (device.end - device.start).astype(np.float64))
-    kept = number[busy >= _STRAY * busy.max()]
-    if len(kept) < len(number) and not activity.on_cpu:
-        activity.coverage.note(note("stray_device_work", len(number) - len(kept)))
-    return [] if activity.on_cpu else [int(n) for n in kept]
-
-
-def _of_device(activity: Activity, number: int) -> Activity:
-    return replace(activity, device=activity.device.where(activity.device.device == number))
-
-
-def _nothing_recorded(times: StepTimes) -> StepParts:
-    """Of a rank whose device was not recorded: nothing is known."""
-    unknown = np.full(len(times), NULL, np.int64)
-    columns: dict[str, Any] = {f.name: unknown for f in fields(StepParts) if f.name not in _TOTALS}
-    columns["unknown_ns"], columns["device"] = times.end - times.start, np.full(len(times), NULL, np.int64)
-    return StepParts(**columns, device_ns=0, outside_ns=0)
-
-
-def _parts(activity: Activity, times: StepTimes, number: int) -> StepParts:
-    """The parts of each step of one device (-1: the only one)."""
-    device = activity.device
-    sets = [intervals.union(*device.of(work)) for work in (Work.COMPUTE, Work.COMMUNICATION, Work.COPY)]
-    k, c, m = (intervals.covered(times.start, times.end, part) for part in sets)
-    kc = intervals.union(*(np.concatenate(pair) for pair in zip(sets[0], sets[1], strict=True)))
-    kcm = intervals.union(*(np.concatenate(pair) for pair in zip(kc, sets[2], strict=True)))
-    in_kc, in_all = (intervals.covered(times.start, times.end, part) for part in (kc, kcm))
-    unknown = intervals.covered(times.start, times.end, intervals.subtract(activity.lost.unknown, kcm))
-    length = device.end - device.start
-    marked = len(activity.steps) > 0
-    return StepParts(
-        device=np.full(len(times), NULL if number < 0 else number, np.int64),
-        compute_ns=k,
-        exposed_comm_ns=in_kc - k,
-        hidden_comm_ns=c - (in_kc - k),
-        exposed_copy_ns=in_all - in_kc,
-        hidden_copy_ns=m - (in_all - in_kc),
-        idle_ns=(times.end - times.start) - in_all - unknown,
-        unknown_ns=unknown,
-        launched_compute_ns=_launched(activity, Work.COMPUTE, times, k),
-        launched_comm_ns=_launched(activity, Work.COMMUNICATION, times, c),
-        device_ns=int(length.sum()),
-        outside_ns=int(length[device.step < 0].sum()) if marked else 0,
-    )
-
-
-def _launched(activity: Activity, work: Work, times: StepTimes, by_window: Int64Array) -> Int64Array:
-    """Union [ns] of what was launched in each step. Work of CPU jobs, and of a window without steps, is launched where it runs."""
-    device = activity.device
-    if activity.on_cpu or not len(activity.steps):
-        return by_window
-    chosen: BoolArray = (device.work == work) & (device.launch_step >= 0)
-    step, start, end = device.launch_step[chosen].astype(np.int64), device.start[chosen], device.end[chosen]
-    if not len(start):
-        return np.zeros(len(times), np.int64)
-    # Each step gets a time line of its own, one behind the other, so that one union serves all.
-    first = np.full(len(times), np.iinfo(np.int64).max)
-    last = np.full(len(times), np.iinfo(np.int64).min)
-    np.minimum.at(first, step, start)
-    np.maximum.at(last, step, end)
-    width = np.where(last > first, last - first, 0)
-    if float(width.sum(dtype=np.float64)) > 2**62:
-        return np.full(len(times), NULL, np.int64)  # beyond int64: only in a trace made to be so
-    line = np.concatenate([[0], np.cumsum(width)[:-1]]).astype(np.int64)
-    order = np.argsort(step, kind="stable")
-    shift = (line - first)[step][order]
-    busy = intervals.union(start[order] + shift, end[order] + shift)
-    return intervals.covered(line, line + width, busy)
 
 
 def complete(per_step: pd.DataFrame) -> pd.DataFrame:

@@ -43,6 +43,11 @@ class Grouped:
     pieces: Int64Array  # how many pieces each operation has
     waiting: Int64Array  # of them, time [ns] of those that only wait for other ranks or exchange counts
 
+    def at(self, rows: Int64Array) -> Grouped:
+        """Some of the operations, or some several times; the pieces stay as they are."""
+        columns = {field.name: getattr(self, field.name)[rows] for field in fields(self) if field.name != "operation"}
+        return Grouped(operation=self.operation, **columns)
+
 
 def group(tables: RankTables, names: Int64Array, start: Int64Array, end: Int64Array, stream: Int64Array, links: Links) -> Grouped:
     """One operation a call. All arrays have one entry a piece of communication; pieces are sorted by start.

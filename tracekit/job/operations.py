@@ -6,17 +6,19 @@ a kernel called SendRecv may be any collective, an uneven all-gather runs as bro
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from tracekit import schema
 from tracekit.collectives import kinds
 from tracekit.collectives.named import Named, named_class
 from tracekit.job.activity import DeviceWork, Work
-from tracekit.job.calls import Links, batches, group
+from tracekit.job.calls import Grouped, Links, batches, group
 from tracekit.job.communication import HOST_BACKENDS, LABEL, around, host_ranges, records
 from tracekit.job.host_calls import host_calls, passed
 from tracekit.job.shapes import tensor_shapes
@@ -41,44 +43,49 @@ def local_operations(
     grouped = group(tables, work.name[at].astype(np.int64), work.start[at], work.end[at], _streams(work, at), pieces)
     links = pieces.at(grouped.piece)
     shown = at[grouped.piece]
-    kinds_of_calls = np.asarray(_kinds(tables, work.row[shown], links, named)[0], dtype=object)
-    source, links = batches(tables, links, kinds_of_calls, records(tables))
-    shown = shown[source]
+    kinds_found = _kinds(tables, work.row[shown], links, named)
+    source, edges = batches(tables, links, np.asarray(kinds_found[0], dtype=object), records(tables))
     operation = work.operation.copy()
     first = np.searchsorted(source, np.arange(len(grouped.piece)))  # of a batch the first edge
     operation[at] = first[grouped.operation].astype(np.int32)
+    if edges is not links:
+        shown, links, grouped = shown[source], edges, grouped.at(source)
+        kinds_found = _kinds(tables, work.row[shown], links, named)
     work = replace(work, operation=operation)
-    kind, implementation, evidence = _kinds(tables, work.row[shown], links, named)
+    columns = {
+        **dict(zip(("kind", "implementation", "evidence"), kinds_found, strict=True)),
+        **_times(tables, work, shown, links, grouped, np.asarray(kinds_found[0]) == "send", steps, phases),
+        "kernels": grouped.pieces,
+        "waiting_ns": grouped.waiting,
+        "stream": work.stream[shown],
+        "context": texts(tables, _names(tables, links.context)),
+        "operator": texts(tables, _names(tables, links.operator)),
+        "kernel": texts(tables, work.name[shown]),
+        "named_axis": _named_axes(tables, work.name[shown], named),
+        **_metadata(tables, work.launch_row[shown] < 0, work.row[shown], links, group_of),
+    }
+    return schema.LOCAL_OPERATIONS.check(schema.LOCAL_OPERATIONS.frame(columns)), work
+
+
+def _times(
+    tables: RankTables, work: DeviceWork, shown: Int64Array, links: Links, grouped: Grouped, sends: BoolArray, steps: Steps, phases: Phases
+) -> dict[str, object]:
+    """When each operation was called, began and ended, in which step and phase; ``shown``: the piece of work that stands for it."""
     called = np.full(len(shown), NULL, np.int64)
     known = links.anchor >= 0
     called[known] = tables.ts[links.anchor[known]]
     launch_step = work.launch_step[shown].copy()
     on_host = known & (work.launch_row[shown] < 0)
-    # gloo opens the range of a send behind the call that has already begun to move it.
-    begun = np.where(on_host & (np.asarray(kind) == "send"), called, grouped.start[source])
     launch_step[on_host] = steps.index_at(called[on_host])
-    frame = schema.LOCAL_OPERATIONS.frame(
-        {
-            "start_ns": begun,
-            "end_ns": grouped.end[source],
-            "launch_ns": called,
-            "step": steps.index_at(grouped.start[source]),
-            "launch_step": launch_step,
-            "kind": kind,
-            "implementation": implementation,
-            "evidence": evidence,
-            "stream": work.stream[shown],
-            "phase": schema.categorical(phases.at(called), PHASE_NAMES),
-            "context": texts(tables, _names(tables, links.context)),
-            "operator": texts(tables, _names(tables, links.operator)),
-            "kernel": texts(tables, work.name[shown]),
-            "kernels": grouped.pieces[source],
-            "waiting_ns": grouped.waiting[source],
-            "named_axis": _named_axes(tables, work.name[shown], named),
-            **_metadata(tables, work.launch_row[shown] < 0, work.row[shown], links, group_of),
-        }
-    )
-    return schema.LOCAL_OPERATIONS.check(frame), work
+    return {
+        # gloo opens the range of a send behind the call that has already begun to move it.
+        "start_ns": np.where(on_host & sends, called, grouped.start),
+        "end_ns": grouped.end,
+        "launch_ns": called,
+        "step": steps.index_at(grouped.start),
+        "launch_step": launch_step,
+        "phase": schema.categorical(phases.at(called), PHASE_NAMES),
+    }
 
 
 def _streams(work: DeviceWork, at: Int64Array) -> Int64Array:
@@ -222,37 +229,22 @@ def _metadata(tables: RankTables, host: BoolArray, rows: Int64Array, links: Link
     ``host``: the pieces that are themselves ranges of a host backend, whose shapes are those of the event in ``rows``.
     """
     side = tables.side["communication"]
-    record = _side_rows(tables, links.record)
+    sources = (_side_rows(tables, links.record), links.own)  # the kernel's own value wins over the record's
     arguments = passed(tables, links.operator)
     shapes = tensor_shapes(tables, np.where(host, rows, links.annotation))
 
     def number(name: str) -> Int64Array:
-        result = np.full(len(links.own), NULL, np.int64)
-        for at in (record, links.own):  # the kernel's own value wins over the record's
-            values = side.columns[name][np.maximum(at, 0)] if len(side) else result
-            use = (at >= 0) & (values != NULL)
-            result[use] = values[use]
-        return result
+        return _last_of(sources, side.columns[name], NULL, np.int64)
 
     def code(name: str) -> Int32Array:
-        result = np.zeros(len(links.own), np.int32)
-        for at in (record, links.own):
-            values = side.columns[name][np.maximum(at, 0)] if len(side) else result
-            use = (at >= 0) & (values > 0)
-            result[use] = values[use]
-        return result
+        return _last_of(sources, side.columns[name], 0, np.int32)
 
-    group = np.full(len(links.own), -1, np.int32)
-    for at in (record, links.own):
-        values = group_of[np.maximum(at, 0)] if len(side) else group
-        use = (at >= 0) & (values >= 0)
-        group[use] = values[use]
     ingoing, outgoing = number("In msg nelems"), number("Out msg nelems")
     shown_in = np.where(host | (arguments.in_elements == NULL), shapes.elements, arguments.in_elements)
     recorded = (ingoing != NULL) | (outgoing != NULL)
     dtype = lookup(tables, code("dtype"), lambda text: kinds.element_type(text)[0] if text else "")
     return {
-        "group": group,
+        "group": _last_of(sources, group_of, -1, np.int32),
         "seq": number("Seq"),
         "dtype": _filled(_filled(dtype, arguments.dtype), shapes.dtype),
         "in_elements": np.where(recorded, ingoing, shown_in),
@@ -263,6 +255,17 @@ def _metadata(tables: RankTables, host: BoolArray, rows: Int64Array, links: Link
         "destination_rank": number("Dst Rank"),
         "tensors": shapes.tensors,
     }
+
+
+def _last_of(sources: Sequence[Int64Array], values: npt.NDArray[Any], missing: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """For each operation the value of the last of several rows of the communication side table that has one; else ``missing``."""
+    result = np.full(len(sources[0]), missing, dtype)
+    for at in sources:
+        rows = np.flatnonzero(at >= 0)
+        found = values[at[rows]]
+        known = found != missing
+        result[rows[known]] = found[known]
+    return result
 
 
 def _split(text: str) -> str:
