@@ -41,6 +41,7 @@ Exit codes: 0 analyzed; 2 nothing could be read, or an option is wrong;
 @click.option("--json", "json_file", type=OutputFile(dash=True), help="Write all figures as JSON; - is standard output.")
 @click.option("--markdown", "markdown_file", type=OutputFile(dash=True), help="Write the answer as Markdown, for a ticket.")
 @click.option("--open", "open_report", is_flag=True, help="Open the report in the browser when it is written.")
+@click.option("--anonymize", is_flag=True, help="Leave hosts, paths and the program's own names out of everything that is written.")
 @click.option("--operations", is_flag=True, help="Put every matched operation into the JSON.")
 @click.option(
     "--what-if",
@@ -60,6 +61,7 @@ def command(
     json_file: str | None,
     markdown_file: str | None,
     open_report: bool,
+    anonymize: bool,
     operations: bool,
     what_if: tuple[str, ...],
     strict: bool,
@@ -88,7 +90,10 @@ def command(
     job, results = _analyzed(paths, options, what_if, quiet, clock)
     _refuse_to_replace_input(job, report, json_file, markdown_file)
     replaced = report is not None and Path(report).is_file()
-    document = _written(job, results, report, json_file, markdown_file, operations)
+    found = _documented(job, results, operations)
+    if anonymize:
+        found, results = _anonymous(job, found, results)
+    document = _written(found, results, report, json_file, markdown_file)
     clock.lap("written")
     if not quiet:
         from tracekit.cli.summary import print_summary
@@ -138,15 +143,28 @@ def _refuse_to_replace_input(job: Job, *outputs: str | None) -> None:
             raise UsageError(f"{output} is one of the traces", "write the result somewhere else")
 
 
+def _documented(job: Job, results: Mapping[str, Result], operations: bool) -> dict[str, Any]:
+    from tracekit.report.document import document
+
+    return document(job, results, operations=operations)
+
+
+def _anonymous(job: Job, found: dict[str, Any], results: Mapping[str, Result]) -> tuple[dict[str, Any], Mapping[str, Result]]:
+    from tracekit.report.anonymous import Anonymous
+
+    aliases = Anonymous(job)
+    aliases.learn(results)
+    hidden: dict[str, Any] = aliases.plain(found)
+    return hidden, {name: aliases.result(result) for name, result in results.items()}
+
+
 def _written(
-    job: Job, results: Mapping[str, Result], report: str | None, json_file: str | None, markdown_file: str | None, operations: bool
+    found: dict[str, Any], results: Mapping[str, Result], report: str | None, json_file: str | None, markdown_file: str | None
 ) -> dict[str, Any]:
     from tracekit.cli.outputs import write_bytes, write_json
     from tracekit.report import html
-    from tracekit.report.document import document
     from tracekit.report.markdown import summary
 
-    found = document(job, results, operations=operations)
     with contextlib.ExitStack() as both:  # a report that cannot be written does not keep the JSON from being written
         if json_file is not None:
             both.callback(write_json, json_file, found)
