@@ -27,26 +27,7 @@ _PUBLIC = re.compile(
 #: Columns and keys whose text is a name of the program.
 _NAMES = {"name", "unit", "layer", "label", "module", "frame", "context", "operator", "peak_unit", "stack"}
 #: Columns and keys whose text is tracekit's own.
-_OWN_WORDS = frozenset(
-    ("category", "kind", "purpose", "axis", "status", "severity", "id", "source", "phase", "peak_phase", "dtype", "work", "state", "verdict")
-)
-    [
-        "category",
-        "kind",
-        "purpose",
-        "axis",
-        "status",
-        "severity",
-        "id",
-        "source",
-        "phase",
-        "peak_phase",
-        "dtype",
-        "work",
-        "state",
-        "verdict",
-    ]
-)
+_OWN_WORDS = {"category", "kind", "purpose", "axis", "status", "severity", "id", "source", "phase", "peak_phase", "dtype", "work"}
 #: Units of figures, which some tables keep in a column called unit.
 _UNITS = frozenset(["bytes", "us", "ns", "calls", "share", "tokens", "GB/s", "ratio", "%"])
 #: A name that is no word of a sentence.
