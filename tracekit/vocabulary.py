@@ -51,6 +51,7 @@ MemoryCategory = Literal[
     "parameters",
     "gradients",
     "optimizer_state",
+    "buffers",
     "gathered_parameters",
     "unsharded_gradients",
     "communication_buffers",

@@ -195,7 +195,8 @@ def _batch(manifest: Manifest) -> Batch:
 def recipe_of(manifest: Manifest, strategy: Strategy, implementation: Implementation) -> Recipe:
     """Bytes an element of every copy of a parameter, by the precision and the optimizer that were recorded."""
     precision, optimizer = manifest.precision, manifest.optimizer
-    states = OPTIMIZERS.get((optimizer.kind.lower() if optimizer else "adam").removeprefix("sharded"), 2)
+    kind = (optimizer.kind.lower() if optimizer else "adam").removeprefix("sharded")
+    states = OPTIMIZERS.get("momentum" if kind == "sgd" and optimizer and optimizer.options.get("momentum") else kind, 2)
     if precision is None or precision.parameters not in BYTES:
         raise UsageError("the element type of the parameters is not recorded")
     parameter = BYTES[precision.parameters]

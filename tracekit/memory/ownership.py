@@ -16,6 +16,7 @@ CODE: dict[str, int] = {name: code for code, name in enumerate(CATEGORIES)}
     PARAMETERS,
     GRADIENTS,
     OPTIMIZER_STATE,
+    MODULE_BUFFERS,
     GATHERED,
     UNSHARDED,
     BUFFERS,

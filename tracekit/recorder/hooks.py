@@ -106,7 +106,7 @@ class Hooks:
         """Registrations of gradients as they are accumulated, optimizer state as it is made, FSDP's gathered parameters."""
         for model in models:
             for name, parameter in model.named_parameters():
-                self._gradient(plain_name(name), parameter)
+                self._gradient(plain_name(name), parameter, found.is_engine(model))
         for optimizer in optimizers:
             self._optimizer(models, optimizer)
         if any(isinstance(m, FSDPModule) for model in models for m in model.modules()):
@@ -130,7 +130,7 @@ class Hooks:
             for name, parameter in model.named_parameters():
                 self._owners.own(parameter, "parameters", plain_name(name))
             for name, buffer in model.named_buffers():
-                self._owners.own(buffer, "parameters", plain_name(name))
+                self._owners.own(buffer, "buffers", plain_name(name))
             for module in model.modules():
                 handle = private.fsdp1_handle(module) if isinstance(module, FullyShardedDataParallel) else None
                 if handle is not None:
@@ -146,7 +146,7 @@ class Hooks:
         for model in models:
             for name, parameter in model.named_parameters():
                 if parameter.grad is not None:
-                    self._owners.own(parameter.grad, "gradients", plain_name(name))
+                    self._own_gradient(parameter.grad, plain_name(name), found.is_engine(model))
 
     def optimizer_state(self, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> None:
         """Register every tensor of optimizer state under its parameter's name."""
@@ -157,10 +157,15 @@ class Hooks:
                     if isinstance(value, torch.Tensor):
                         self._owners.own(value, "optimizer_state", f"{names.get(parameter, '')}.{key}".strip("."))
 
-    def _gradient(self, name: str, parameter: nn.Parameter) -> None:
+    def _own_gradient(self, gradient: torch.Tensor, name: str, engine: bool) -> None:
+        """DeepSpeed lets gradients lie in its buffers for communication, which are as large as its settings say."""
+        shared = engine and private.local(gradient).untyped_storage().nbytes() > gradient.numel() * gradient.element_size()
+        self._owners.own(gradient, "communication_buffers" if shared else "gradients", "bucket of gradients" if shared else name)
+
+    def _gradient(self, name: str, parameter: nn.Parameter, engine: bool) -> None:
         if not (parameter.requires_grad and parameter.is_leaf):
             return
-        hook = self._guarded(lambda p: self._owners.own(p.grad, "gradients", name))
+        hook = self._guarded(lambda p: self._own_gradient(p.grad, name, engine) if p.grad is not None else None)
         with contextlib.suppress(RuntimeError):  # a parameter that cannot have the hook is caught before the optimizer's step
             self._undo.append(parameter.register_post_accumulate_grad_hook(hook).remove)
 

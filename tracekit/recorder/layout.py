@@ -131,7 +131,7 @@ def uses_of(models: Sequence[nn.Module], optimizers: Sequence[Any]) -> Iterator[
     replicas = found.replicas(models)
     sharded = any(private.shards_state(holder(optimizer), optimizer) for optimizer in optimizers)
     yield from _use([(replica.process_group, "dp_shard" if sharded else "dp_replicate") for replica in replicas])
-    yield from _use([(getattr(stage, "group", None), "pp") for stage in found.stages(models)])
+    yield from _use([(private.pipeline_group(stage), "pp") for stage in found.stages(models)])
     yield from _tensor_parallel(models)
 
 

@@ -251,11 +251,21 @@ def shards_state(*optimizers: Any) -> bool:
 
 def deepspeed_groups(engine: Any) -> list[tuple[Any, str]]:
     """(process group, what it is for) of DeepSpeed's engine."""
-    stage = getattr(engine, "zero_optimization_stage", lambda: 0)()
+    stage = deepspeed_stage(engine)
     group = getattr(engine, "data_parallel_group", None) or getattr(engine, "seq_data_parallel_group", None)
     if group is None and torch.distributed.is_initialized():
         group = torch.distributed.group.WORLD
     return [(group, "dp_shard" if stage else "dp_replicate")]
+
+
+def deepspeed_stage(engine: Any) -> int:
+    """DeepSpeed's stage of ZeRO, 0 where it shards nothing."""
+    return int(getattr(engine, "zero_optimization_stage", lambda: 0)())
+
+
+def ddp_bucket_cap(module: nn.Module) -> float:
+    """``bucket_cap_mb`` of a DistributedDataParallel [MiB]; 0 where torch does not say."""
+    return float(getattr(module, "bucket_bytes_cap", 0)) / 2**20
 
 
 def is_member(group: Any) -> bool:
@@ -282,6 +292,29 @@ def full_shape(tensor: torch.Tensor) -> list[int]:
 def pipeline_stage_type() -> Any:
     """The base class of pipeline stages."""
     return _lookup("torch.distributed.pipelining.stage", "_PipelineStageBase")
+
+
+def pipeline_schedule_type() -> Any:
+    """The base class of pipeline schedules."""
+    return _lookup("torch.distributed.pipelining.schedules", "_PipelineSchedule")
+
+
+def stages_of_schedule(schedule: Any) -> list[Any]:
+    """The stages on this rank that a schedule runs."""
+    several = getattr(schedule, "_stages", None)
+    one = getattr(schedule, "_stage", None)
+    return list(several) if several else [one] if one is not None else []
+
+
+def micro_batches_of(schedule: Any) -> int:
+    """Micro-batches of one step of a schedule; 0 where it does not tell."""
+    return int(getattr(schedule, "_n_microbatches", 0))
+
+
+def pipeline_group(stage: Any) -> Any:
+    """The process group over whose ranks the stages are spread: the world where the stage was given none."""
+    group = getattr(stage, "group", None)
+    return torch.distributed.group.WORLD if group is None else group
 
 
 def pipeline_schedules() -> Any:

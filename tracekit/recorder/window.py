@@ -12,7 +12,7 @@ import torch
 
 from tracekit.files import write_atomically
 from tracekit.manifest import SUFFIX, Calls, Group, encode
-from tracekit.recorder import collectives, describe, found, private, signals
+from tracekit.recorder import collectives, describe, found, private, said, signals
 from tracekit.recorder.guard import Guard
 from tracekit.recorder.hooks import Hooks
 from tracekit.recorder.owners import OwnerLog
@@ -39,12 +39,12 @@ class Settings:
 class Window:
     """Waits, warms up, records, writes; ``advance`` is called after every step."""
 
-    def __init__(self, directory: Path, said: describe.Description, settings: Settings, guard: Guard, step: int = 0) -> None:
+    def __init__(self, directory: Path, told: describe.Description, settings: Settings, guard: Guard, step: int = 0) -> None:
         self.files: list[Path] = []
         self.notes: list[str] = []
         self.owners = OwnerLog()
         self.step = step
-        self._directory, self._said, self._settings, self._guard = directory, said, settings, guard
+        self._directory, self._said, self._settings, self._guard = directory, told, settings, guard
         self._hooks = Hooks(self.owners, guard.guarded)
         self._place = Place()
         kept = {"record_shapes": settings.shapes, "profile_memory": settings.memory, "with_stack": settings.stacks}
@@ -124,20 +124,24 @@ class Window:
         self._profiling.prepare()
 
     def _wrap(self) -> None:
-        self._said.models = found.wrapped(self._said.models)
+        told = self._said
+        told.models = found.wrapped(told.models)
+        told.plan = told.plan or said.plan(told.models, told.optimizers)
+        pipeline, batch = ({}, None) if told.pipeline else said.pipeline(told.models)
+        told.pipeline, told.batch = told.pipeline or pipeline, told.batch or batch
 
     def _look(self) -> None:
-        said, place = self._said, self._place
-        self._guard.noted(lambda: place.look(said.mesh, said.models, said.optimizers), "the mesh of the job", self.notes)
+        told, place = self._said, self._place
+        self._guard.noted(lambda: place.look(told.mesh, told.models, told.optimizers), "the mesh of the job", self.notes)
 
     def _put_in_place(self) -> None:
-        settings, said = self._settings, self._said
+        settings, told = self._settings, self._said
         self._in_place.enter_context(signals.ending(self._ended_by))
         counters = collectives.Counters()
-        self._hooks.phases(said.models)
+        self._hooks.phases(told.models)
         self._hooks.pipeline()
         if settings.memory:
-            self._hooks.memory(said.models, said.optimizers)
+            self._hooks.memory(told.models, told.optimizers)
             if torch.cuda.is_available():
                 self._in_place.callback(private.mark_allocations, private.mark_allocations(""))
                 self._in_place.enter_context(private.cuda_history(str(self._path(".memory_snapshot.pickle"))))

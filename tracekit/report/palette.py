@@ -42,6 +42,7 @@ _EXACT = {
     "parameters": "p0",
     "gradients": "p2",
     "optimizer state": "p4",
+    "buffers": "p5",
     "gathered parameters": "c1",
     "unsharded gradients": "c2",
     "communication buffers": "exposed",

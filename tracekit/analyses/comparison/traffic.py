@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from tracekit.analyses.comparison.lines import UNEVEN, UNSIZED, Line, line
 from tracekit.analyses.comparison.predicted import Key, Prediction, Volume, routed_bytes
 
+#: Of a job that says nothing of its strategy the model knows the traffic of what it found, and not all there is.
+UNKNOWN = "the model does not know what this job communicates beside what its units show"
+
 
 def traffic_lines(prediction: Prediction, measured: Mapping[Key, Volume], step: int) -> list[Line]:
     """Calls and bytes of every class of collectives of one rank in one step, in which ``measured`` was seen."""
@@ -14,6 +17,11 @@ def traffic_lines(prediction: Prediction, measured: Mapping[Key, Volume], step: 
     for key in sorted({*prediction.traffic, *measured}):
         expected, seen = prediction.traffic.get(key, Volume(0, 0)), measured.get(key, Volume(0, 0))
         name = f"collectives.{'.'.join(part or 'unknown' for part in key)}"
+        if not expected.calls and not prediction.manifest.plan:
+            size = seen.full_bytes if seen.full_bytes >= 0 else None
+            lines.append(line(f"{name}.calls", prediction.rank, None, seen.calls, "calls", UNKNOWN))
+            lines.append(line(f"{name}.bytes", prediction.rank, None, size, "bytes", UNKNOWN))
+            continue
         why = elsewhere(prediction.traffic, measured, key) or cause(prediction, key, expected, seen)
         lines.append(line(f"{name}.calls", prediction.rank, expected.calls, seen.calls, "calls", why))
         size = expected.full_bytes
