@@ -12,7 +12,6 @@ import pytest
 pytest.importorskip("torch")
 
 import tracekit.recorder.startup as startup
-from tests.recorder.jobs.programs import PROGRAMS
 from tests.recorder.launching import JOBS, run_job
 from tracekit.analyses import comparison
 from tracekit.job.load import LoadOptions, load_job
@@ -41,7 +40,7 @@ KNOWN = {
     "accelerate": ({"dp_replicate": 2}, "AdamW", {("all_reduce", "gradient_sync"): 1, ("broadcast", "parameter_sync"): 1}),
 }
 SHORT = ("pipeline_1f1b",)
-RUNS = [pytest.param(name, marks=() if name in SHORT else pytest.mark.frameworks) for name in PROGRAMS]
+RUNS = [pytest.param(name, marks=() if name in SHORT else pytest.mark.frameworks) for name in KNOWN]
 
 
 def losses(name, *arguments, **environment):
