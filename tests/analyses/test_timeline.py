@@ -16,9 +16,22 @@ def stepping(rank: int = 0, world: int = 1, steps: tuple[int, ...] = (1, 2), lat
     return trace
 
 
+def by_rank(result):
+    """The spans of the ranks, without the critical path's."""
+    return result.spans[result.spans["lane"] != "critical path"]
+
+
+def test_the_critical_path_has_a_lane_of_its_own() -> None:
+    spans = timeline.analyze(job_of(stepping(0, 2), stepping(1, 2, late=50))).spans
+    path = spans[spans["lane"] == "critical path"]
+    assert path["start_us"].tolist()[1:] == path["end_us"].tolist()[:-1]  # no gap, no overlap
+    assert path["end_us"].max() == spans["end_us"].max()
+    assert "rank 1: gemm" in path["name"].tolist() or "communication" in path["category"].tolist()
+
+
 def test_the_last_step_is_laid_out_by_rank_and_stream_from_a_common_zero() -> None:
     result = timeline.analyze(job_of(stepping(0, 2), stepping(1, 2, late=50)))
-    rows = result.spans.sort_values(["lane", "start_us"]).to_dict("records")
+    rows = by_rank(result).sort_values(["lane", "start_us"]).to_dict("records")
     assert [(row["lane"], row["start_us"], row["end_us"], row["category"]) for row in rows] == [
         ("rank 0 · stream 20", 300.0, 500.0, "all_reduce"),
         ("rank 0 · stream 7", 0.0, 300.0, "compute"),
@@ -49,7 +62,7 @@ def test_a_last_step_without_device_work_gives_way_to_the_one_before() -> None:
 
 def test_ranks_that_kept_another_step_are_named_not_drawn() -> None:
     result = timeline.analyze(job_of(stepping(0, 3), stepping(1, 3), stepping(2, 3, steps=(1, 2, 3))))
-    assert set(result.spans["lane"].str[:6]) == {"rank 0", "rank 1"}
+    assert set(by_rank(result)["lane"].str[:6]) == {"rank 0", "rank 1"}
     assert "Rank 2 recorded other steps." in result.note
 
 
@@ -63,7 +76,7 @@ def test_of_many_ranks_those_that_cause_the_most_and_the_least_waiting_are_shown
         trace.collective("allreduce", 100 + late, 600 - late, ranks=str(list(range(world))), size=world, seq=1, launch=10)
         traces.append(trace)
     result = timeline.analyze(job_of(*traces))
-    shown = {int(lane.split()[1]) for lane in result.spans["lane"]}
+    shown = {int(lane.split()[1]) for lane in by_rank(result)["lane"]}
     assert len(shown) == timeline.SHOWN_RANKS and 17 in shown
     assert "16 of 40 ranks are shown" in result.note
 

@@ -127,6 +127,18 @@ def mean_by_rank(frame: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
     return measured(frame, columns[0]).groupby("rank")[list(columns)].mean()
 
 
+#: A step so many times as long as the median step says nothing of the usual one.
+FAR_OFF = 2.0
+
+
+def typical(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the usual steps: of three steps or more, without those that take FAR_OFF times as long as the median step."""
+    length = frame.groupby("step")["step_ns"].mean()
+    if len(length) < 3:
+        return frame
+    return frame[frame["step"].isin(length.index[length <= FAR_OFF * length.median()])]
+
+
 def rank_labels(ranks: Sequence[int] | pd.Index[Any]) -> list[str]:
     """``rank 3`` for each."""
     return [f"rank {rank}" for rank in ranks]

@@ -31,7 +31,7 @@ import numpy as np
 import pandas as pd
 
 from tracekit.analyses import _thresholds as thresholds
-from tracekit.analyses._common import CUT, STEP_COLUMNS, a_step, mean_by_rank, measured, rank_labels, step_frame, text_of
+from tracekit.analyses._common import CUT, STEP_COLUMNS, a_step, mean_by_rank, measured, rank_labels, step_frame, text_of, typical
 from tracekit.collectives.kinds import kind_of_annotation, kind_of_operator
 from tracekit.findings import Chart, Finding, Section, StackedBars, Table
 from tracekit.graph.host import doing_words
@@ -268,11 +268,16 @@ class Idle:
 
     def findings(self) -> list[Finding]:
         """Devices that wait for their host, and for a collective."""
-        rows = measured(self.per_step, "idle_ns")
+        rows = typical(measured(self.per_step, "idle_ns"))
         step = float(rows["step_ns"].mean()) if len(rows) else 0.0
         if step <= 0:
             return []
-        found = [self._host_bound(rows, step), self._queued(rows, step), self._waiting(rows, step), self._profiler(rows)]
+        found = [
+            self._host_bound(rows, step),
+            self._queued(rows, step),
+            self._waiting(rows, step),
+            self._profiler(measured(self.per_step, "idle_ns")),
+        ]
         return [finding for finding in found if finding is not None]
 
     def sections(self) -> list[Section]:

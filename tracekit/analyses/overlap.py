@@ -26,7 +26,19 @@ import pandas as pd
 
 from tracekit.analyses import _exposed
 from tracekit.analyses import _thresholds as thresholds
-from tracekit.analyses._common import CUT, STEP_COLUMNS, UNKNOWN_AXIS, a_step, axes, mean_by_rank, measured, rank_labels, step_frame, whole
+from tracekit.analyses._common import (
+    CUT,
+    STEP_COLUMNS,
+    UNKNOWN_AXIS,
+    a_step,
+    axes,
+    mean_by_rank,
+    measured,
+    rank_labels,
+    step_frame,
+    typical,
+    whole,
+)
 from tracekit.findings import Chart, Finding, Heatmap, Section, StackedBars, Subject, Table
 from tracekit.job.activity import Activity, Work
 from tracekit.job.model import Job
@@ -111,7 +123,7 @@ class Overlap:
 
     def findings(self) -> list[Finding]:
         """How much of a step is exposed communication, and along which axes."""
-        rows = measured(self.per_step, "comm_ns")
+        rows = typical(measured(self.per_step, "comm_ns"))
         if not len(rows) or not rows["comm_ns"].sum() or not rows["step_ns"].sum():
             return []
         step = float(rows["step_ns"].mean())
@@ -185,7 +197,7 @@ class Overlap:
         return found
 
     def _mean_by_axis(self) -> pd.DataFrame:
-        return measured(self.by_axis, "busy_ns").groupby("axis", observed=True)[["busy_ns", "exposed_ns"]].mean()
+        return typical(measured(self.by_axis, "busy_ns")).groupby("axis", observed=True)[["busy_ns", "exposed_ns"]].mean()
 
     def _heatmap(self) -> Heatmap:
         means = measured(self.by_axis, "busy_ns").pivot_table(index="rank", columns="axis", values="exposed_ns", observed=True)

@@ -22,6 +22,8 @@ import pandas as pd
 from tracekit.analyses import stragglers
 from tracekit.analyses._common import text_of
 from tracekit.findings import Finding, Section, Timeline
+from tracekit.graph.critical import KINDS, critical_path
+from tracekit.graph.study import Study, study_of
 from tracekit.job.activity import Activity, Work
 from tracekit.job.model import Job
 from tracekit.job.operations import is_context
@@ -239,7 +241,34 @@ def analyze(job: Job) -> StepTimeline:
     ranks = _chosen(job, sorted(here))
     zero = min(int(job.aligned(here[rank][0], here[rank][1].start).min()) for rank in ranks)
     frames = [_frame(rank, here[rank][1], int(job.aligned(here[rank][0], -zero))) for rank in ranks]
+    frames += _critical(job, step, zero)
     return StepTimeline(pd.concat(frames, ignore_index=True), known(step), _note(job, here, ranks, kept))
+
+
+def _critical(job: Job, step: int, zero: int) -> list[pd.DataFrame]:
+    """The critical path through the step as a lane of its own, under the ranks."""
+    study = study_of(job)
+    if not isinstance(study, Study) or len(study.places.ranks) < 2:
+        return []
+    graph, path = study.graph, critical_path(study.graph)
+    node = path.node
+    own = (graph.numbers[graph.step[node]] == step) & (path.end > zero)
+    if not own.any():
+        return []
+    ranks, codes = graph.rank[node[own]].tolist(), graph.name[node[own]].tolist()
+    names = [f"rank {rank}: {graph.names[code]}" for rank, code in zip(ranks, codes, strict=True)]
+    kinds = [KINDS[kind] for kind in path.kind[own].tolist()]
+    return [
+        pd.DataFrame(
+            {
+                "lane": "critical path",
+                "start_us": np.maximum(path.start[own] - zero, 0) / NS_PER_US,
+                "end_us": (path.end[own] - zero) / NS_PER_US,
+                "name": names,
+                "category": kinds,
+            }
+        ).tail(KEPT)
+    ]
 
 
 def _chosen(job: Job, ranks: list[int]) -> list[int]:

@@ -24,7 +24,7 @@ from tracekit.trace.events import BoolArray, Int64Array
 
 WORST_SHARE = 0.03
 #: Replays of so many nodes in all for single replicas; of larger jobs only those that differ most from the ideal are replayed.
-BUDGET = 60_000_000
+BUDGET = 15_000_000
 
 
 @dataclass(frozen=True)

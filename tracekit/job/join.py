@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from tracekit import schema
-from tracekit.collectives.kinds import BLOCKING, element_type
+from tracekit.collectives.kinds import BLOCKING, POINT_TO_POINT, element_type
 from tracekit.collectives.matching import Matched, match, measure
 from tracekit.collectives.purpose import purposes
 from tracekit.collectives.semantics import full_elements, kept_elements, sent_bytes
@@ -24,7 +24,7 @@ from tracekit.mesh.topology import nodes, spans_nodes
 from tracekit.notes import Note, note
 from tracekit.readers.identity import resolve
 from tracekit.trace.clock import Clock, align
-from tracekit.trace.events import Coverage
+from tracekit.trace.events import BoolArray, Coverage
 from tracekit.trace.steps import numbered_on
 from tracekit.units import NULL, listed
 
@@ -269,6 +269,16 @@ def _clock(operations: pd.DataFrame, matched: Matched, hosts: dict[int, str]) ->
     blocking = np.asarray(operations["kind"].isin(BLOCKING), np.bool_) & (matched.match >= 0)
     strong = blocking & by_seq[matched.match]
     chosen = strong if strong.any() else blocking
+    clock = _aligned(operations, matched, hosts, chosen)
+    if clock.aligned:
+        return clock
+    # Hosts that no collective ties are tied by their messages: over NCCL both sides of one leave it together.
+    messages = operations["kind"].isin(POINT_TO_POINT) & operations["implementation"].isin(["nccl", "rccl"]) & (matched.match >= 0)
+    by_messages = _aligned(operations, matched, hosts, chosen | messages.to_numpy())
+    return by_messages if by_messages.aligned else clock
+
+
+def _aligned(operations: pd.DataFrame, matched: Matched, hosts: dict[int, str], chosen: BoolArray) -> Clock:
     part = operations[chosen]
     return align(hosts, part["rank"].to_numpy(), matched.match[chosen], part["start_ns"].to_numpy(), part["end_ns"].to_numpy())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from statistics import fmean, median
 from typing import Any
 
 from tracekit.estimate.hardware import hardware_of
@@ -26,6 +27,8 @@ SUSPICION = "breakdown.communication_not_recognised"
 #: 2015 and 2100: times outside are no times of day.
 _FIRST_DAY, _LAST_DAY = 1_420_070_400 * NS_PER_S, 4_102_444_800 * NS_PER_S
 ONE_TIME_LINE = "one time line"
+#: A step so many times as long as the median step says nothing of the usual one.
+FAR_OFF = 2.0
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class Answer:
 
 def answer(document: Mapping[str, Any]) -> Answer:
     """The one-line answer, from ``mean_step``."""
-    mean = next(iter(document.get("mean_step") or []), None)
+    mean, far = _typical(document, next(iter(document.get("mean_step") or []), None))
     if mean is None or not mean["step_us"] or not mean["steps"]:
         return Answer(_peak_alone(document) or f"No step could be broken down. {_why_unknown(document)}", None, (), None)
     step = mean["step_us"]
@@ -62,7 +65,29 @@ def answer(document: Mapping[str, Any]) -> Answer:
     suspicion = next((finding["text"] for finding in document.get("findings", []) if finding["id"] == SUSPICION), "")
     shares = f" How it divides is not known: {suspicion}" if suspicion else f": {shares}." if shares else ""
     sentence = f"{what} {format_us(step)}{average}" + (f".{shares}" if suspicion else shares or ".")
+    sentence += f" Left out: {far}." if far else ""
     return Answer(sentence, step, tuple(parts), mean["hidden_comm_us"])
+
+
+def _typical(document: Mapping[str, Any], mean: Mapping[str, Any] | None) -> tuple[Mapping[str, Any] | None, str]:
+    """(the mean of the usual steps, which steps are far off and left out of it): of three steps or more, those above twice the median."""
+    rows = [row for row in document.get("breakdown") or [] if row["step"] is not None and row["step_us"] and row["compute_us"] is not None]
+    lengths: dict[int, list[float]] = {}
+    for row in rows:
+        lengths.setdefault(row["step"], []).append(row["step_us"])
+    length = {step: fmean(values) for step, values in lengths.items()}
+    if mean is None or len(length) < 3:
+        return mean, ""
+    far = {step: us for step, us in length.items() if us > FAR_OFF * median(length.values())}
+    usual = [row for row in rows if row["step"] not in far]
+    if not far or not usual:
+        return mean, ""
+    keys = [key for key, value in mean.items() if key.endswith("_us")]
+    means = {key: fmean(row[key] for row in usual if row.get(key) is not None) if any(row.get(key) is not None for row in usual) else None
+             for key in keys}  # fmt: skip
+    shown = [f"step {step} ({format_us(us)})" for step, us in sorted(far.items())[:3]]
+    more = f" and {len(far) - 3} more" if len(far) > 3 else ""
+    return {**mean, **means, "steps": mean["steps"] - len(far) if mean["steps"] > len(far) else mean["steps"]}, ", ".join(shown) + more
 
 
 def _peak_alone(document: Mapping[str, Any]) -> str:

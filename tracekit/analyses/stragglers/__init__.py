@@ -92,6 +92,7 @@ class Stragglers:
     operations: int
     study: Study | None = None
     reason: str = ""
+    aligned: bool = True
 
     def caused_by_rank(self) -> dict[int, int]:
         """Wait that each rank caused [ns], all ranks with matched collectives."""
@@ -104,7 +105,7 @@ class Stragglers:
         """Who makes a step longer, by replay. Without one (``reason``): who comes last in collectives, as a hint."""
         if self.study is not None:
             return culprits.findings_of(self.study, self.waits, self.span)
-        return [*self._late_ranks(), *self._wait_share()]
+        return [*self._late_ranks(), *self._wait_share()] if self.aligned else []
 
     def sections(self) -> list[Section]:
         """Waits by rank and axis, and who caused them."""
@@ -162,19 +163,18 @@ class Stragglers:
             rank, axis = int(part["rank"].iloc[0]), str(part["axis"].iloc[0])
             others, last_in = int(part["others"].max()), int(part["last_in"].sum())
             each = int(part["caused_in_steps_ns"].sum()) / others / self.steps
-            if thresholds.STRAGGLER.of(each / self.step_ns) is not None:
+            likely = (others + 1) * tail(last_in, taken[rank, axis], 1 / (others + 1)) < CHANCE
+            if likely and thresholds.STRAGGLER.of(each / self.step_ns) is not None:
                 found.append(self._late(rank, axis, each, others, taken[rank, axis], last_in))
         return sorted(found, key=lambda finding: -finding.weight_ns)[:1]
 
     def _late(self, rank: int, axis: str, each: float, others: int, taken: int, last_in: int) -> Finding:
-        chance = min(1.0, (others + 1) * tail(last_in, taken, 1 / (others + 1)))
         where = f"the {axis} collectives" if axis != UNKNOWN_AXIS else "collectives (axis not known)"
-        rule = "more often than chance makes it" if chance < CHANCE else "which may be chance"
         whom = f"{others} other ranks wait {format_ns(each)} each" if others > 1 else f"another rank wait {format_ns(each)}"
-        text = f"Rank {rank} possibly makes {whom} {self.span} at {where}: it comes last in {last_in:,} of {taken:,}, {rule}; "
+        text = f"Rank {rank} possibly makes {whom} {self.span} at {where}: it comes last in {last_in:,} of {taken:,}; "
         return Finding(
             "stragglers.rank",
-            "warning" if chance < CHANCE else "info",
+            "warning",
             f"{text}what a step would win is not known ({self.reason}).",
             value=each / NS_PER_US,
             unit="us",
@@ -230,6 +230,7 @@ def analyze(job: Job) -> Stragglers:
         operations=len(job.operations),
         study=study if isinstance(study, Study) else None,
         reason="" if isinstance(study, Study) else study.reason,
+        aligned=job.clock.aligned,
     )
 
 
