@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from tests.report.example import HOSTILE, Given, breakdown, job, with_means
-from tracekit.cli.summary import by_axis, print_summary, problems, step_rows
+from tracekit.cli.summary import by_axis, culprits, print_summary, problems, step_rows
 from tracekit.findings import Finding, Result, Section, Table
 from tracekit.notes import text_note
 from tracekit.report.document import document
@@ -68,12 +68,15 @@ def test_means_by_axis() -> None:
     ]
 
 
-def test_many_ranks_are_a_spread_and_those_that_compute_the_least() -> None:
+def test_many_ranks_are_a_spread_and_those_that_matter() -> None:
     rows = breakdown(ranks=64, steps=1)
     rows[7]["compute_us"] = 100.0
-    found = dict(step_rows(with_means(rows)["mean_step"]))
-    assert list(found) == ["least", "median", "most", "rank 7", "rank 0", "rank 1"]
-    assert [found[label]["compute_us"] for label in ("least", "median", "most", "rank 7")] == [100.0, 600.0, 600.0, 100.0]
+    rows[9]["compute_us"] = 700.0
+    named = culprits([{"subject": {"ranks": [3]}}, {"subject": {"ranks": [4, 5]}}, {"subject": {"ranks": [3]}}])
+    found = dict(step_rows(with_means(rows)["mean_step"], named))
+    ranks = ["rank 3 (see findings)", "rank 9 (longest compute)", "rank 7 (least compute)"]
+    assert list(found) == ["least", "median", "most", *ranks]
+    assert [found[label]["compute_us"] for label in ("least", "median", "most", ranks[2])] == [100.0, 600.0, 700.0, 100.0]
 
 
 def test_a_part_that_was_not_measured_is_a_dash() -> None:

@@ -20,7 +20,7 @@ Examples:
   srun --nodes 2 ... tracekit run -o /shared/traces -- python train.py
 
 \b
-Exit code: the command's; 2 where it could not be started
+Exit codes: the command's; 2 where it could not be started
 """
 
 

@@ -43,7 +43,7 @@ def print_summary(
     out = console(sys.stdout if stream is None else stream)
     _headline(out, document)
     _problems(out, problems(document))
-    _steps(out, document.get("mean_step") or [])
+    _steps(out, document.get("mean_step") or [], culprits(document["findings"]))
     _axes(out, by_axis(document))
     for table in _previews(results):
         _preview(out, table)
@@ -93,8 +93,14 @@ def _problems(out: Console, lines: Sequence[tuple[str, str]]) -> None:
         out.print(text(f"... and {len(lines) - MOST_PROBLEMS} more, see the report", "dim"))
 
 
-def step_rows(mean_step: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
-    """(label, mean step) for the table: every rank, or for many ranks the spread and the ranks that compute the least of their step."""
+def culprits(findings: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Ranks that single findings are about, the most costly first."""
+    named = [finding["subject"]["ranks"] for finding in findings if finding.get("subject")]
+    return list(dict.fromkeys(rank for ranks in named if len(ranks) == 1 for rank in ranks))[:WORST_RANKS]
+
+
+def step_rows(mean_step: Sequence[Mapping[str, Any]], named: Sequence[int] = ()) -> list[tuple[str, Mapping[str, Any]]]:
+    """(label, mean step) for the table: every rank; of many the spread, those ``named`` by findings, and who computes longest and least."""
     means = [mean for mean in mean_step if mean["rank"] is not None]
     if len(means) <= MOST_RANKS:
         return [(f"rank {mean['rank']}", mean) for mean in means]
@@ -106,18 +112,25 @@ def step_rows(mean_step: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping
             row[key] = pick(values) if values else None
         spread.append((label, row))
     known = [mean for mean in means if mean["step_us"] and mean["compute_us"] is not None]
-    worst = sorted(known, key=lambda mean: mean["compute_us"] / mean["step_us"])[:WORST_RANKS]
-    return spread + [(f"rank {mean['rank']}", mean) for mean in worst]
+    order = sorted(known, key=lambda mean: mean["compute_us"])
+    chosen: dict[int, tuple[str, Mapping[str, Any]]] = {}
+    for mean in known:
+        if mean["rank"] in named:
+            chosen[mean["rank"]] = (f"rank {mean['rank']} (see findings)", mean)
+    for some, why in ((order[-1:], "longest compute"), (order[:1], "least compute")):
+        for each in some:
+            chosen.setdefault(each["rank"], (f"rank {each['rank']} ({why})", each))
+    return [*spread, *chosen.values()]
 
 
-def _steps(out: Console, mean_step: Sequence[Mapping[str, Any]]) -> None:
+def _steps(out: Console, mean_step: Sequence[Mapping[str, Any]], named: Sequence[int]) -> None:
     if len(mean_step) < 2:
         return
     many = len(mean_step) - 1 > MOST_RANKS
-    title = "Mean step: spread over ranks, and the ranks that compute the least" if many else "Mean step of each rank"
+    title = "Mean step: spread over ranks, and the ranks that matter" if many else "Mean step of each rank"
     columns = [(key, name) for key, name, always in _COLUMNS if always or out.width >= _NARROW]
     table = grid(["", *(name for _, name in columns)], cut=True)
-    for label, mean in step_rows(mean_step):
+    for label, mean in step_rows(mean_step, named):
         table.add_row(label, *(_part(mean, key) for key, _ in columns))
     print_grid(out, title, table)
 

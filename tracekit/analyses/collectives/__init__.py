@@ -119,8 +119,10 @@ class Collectives:
         return self.by_axis.reported(self.groups)
 
     def _tables(self) -> list[Table]:
-        by_axis = Table.of("By axis", gather.BY_AXIS, self._axes, gather.AXIS_SHOWN, note=_partial(self.by_axis.rows), preview=8)
-        by_group = Table.of("By process group", gather.REPORTED, self._reported, gather.SHOWN, note=_partial(self.rows))
+        by_axis = Table.of(
+            "Collectives by axis", gather.BY_AXIS, self._axes, gather.AXIS_SHOWN, note=_partial(self.by_axis.rows), preview=8
+        )
+        by_group = Table.of("Collectives by process group", gather.REPORTED, self._reported, gather.SHOWN, note=_partial(self.rows))
         return [by_axis, by_group] if len(self._axes) < len(self.rows) else [replace(by_group, preview=8)]
 
     def _costliest(self) -> list[Finding]:
