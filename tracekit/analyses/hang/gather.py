@@ -1,0 +1,142 @@
+"""The dumps of all ranks side by side: which groups there are, and where every rank stands in each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tracekit.readers.hang_files import DONE, STATES, Dump, Frame, NcclLog, Stacks
+from tracekit.trace.events import Int64Array
+
+
+@dataclass(frozen=True)
+class Call:
+    """One entry of one rank's dump. ``peer`` is the other rank (global) of a send or recv, -1 for a collective."""
+
+    rank: int
+    kind: str
+    seq: int
+    state: int
+    what: str
+    site: str
+    created_ns: int
+    peer: int
+    place: int
+
+    @property
+    def state_name(self) -> str:
+        """scheduled, started or completed."""
+        return STATES[self.state]
+
+
+@dataclass
+class Group:
+    """A process group over all dumps. ``whole``: a dump lists its members; otherwise ``ranks`` are those that were seen in it."""
+
+    name: str
+    description: str
+    ranks: tuple[int, ...]
+    whole: bool
+    axis: str = ""
+    calls: dict[int, Int64Array] = field(default_factory=dict)  # rank -> places of its calls in its dump, in order
+
+    @property
+    def label(self) -> str:
+        """``dp (axis dp_shard)``: as a reader knows it."""
+        called = self.description if self.description not in ("", "undefined", "default_pg") else ""
+        shown = called or ("the default group" if self.description == "default_pg" else f"group {self.name}")
+        return f"{shown} (axis {self.axis})" if self.axis and self.axis not in (called, "world") else shown
+
+
+@dataclass
+class Evidence:
+    """Everything that is left of the job. ``notes`` say what is missing or odd."""
+
+    dumps: dict[int, Dump]
+    stacks: dict[int, Stacks]
+    logs: list[NcclLog]
+    groups: list[Group]
+    notes: list[str]
+
+    @property
+    def ranks(self) -> list[int]:
+        """Ranks of the job that are known: those with a dump, and members of their groups."""
+        return sorted({*self.dumps, *self.stacks, *(rank for group in self.groups for rank in group.ranks)})
+
+    def call(self, group: Group, rank: int, place: int) -> Call:
+        """One call as a record."""
+        dump = self.dumps[rank]
+        calls = dump.calls
+        source, destination = int(calls.source[place]), int(calls.destination[place])
+        kind = dump.texts[int(calls.kind[place])]
+        peer = -1
+        if source >= 0:
+            other = destination if kind == "send" else source
+            peer = group.ranks[other] if group.whole and other < len(group.ranks) else other
+        what, site = dump.texts[int(calls.what[place])], dump.texts[int(calls.site[place])]
+        state, seq, created = int(calls.state[place]), int(calls.seq[place]), int(calls.created_ns[place])
+        return Call(rank, kind, seq, state, what, site, created, peer, place)
+
+    def stack_of(self, rank: int, place: int | None = None) -> list[Frame]:
+        """The stack of a call where the dump kept it, else of the rank's main thread."""
+        if place is not None and (found := self.dumps[rank].stacks.get(place)):
+            return found
+        return self.stacks[rank].threads[0] if rank in self.stacks else []
+
+
+def gather(files: Sequence[Dump | Stacks | NcclLog], axes: Mapping[tuple[int, ...], str]) -> Evidence:
+    """Lay the files side by side. ``axes``: mesh axis by the members of a group, where traces beside them tell."""
+    notes: list[str] = []
+    dumps: dict[int, Dump] = {}
+    stacks: dict[int, Stacks] = {}
+    for file in files:
+        if isinstance(file, NcclLog):
+            continue
+        if file.rank is None:
+            notes.append(f"{file.file}: which rank this is stands neither in the file nor in its name")
+        elif isinstance(file, Stacks):
+            stacks[file.rank] = file
+        elif file.rank not in dumps or len(file.calls) > len(dumps[file.rank].calls):
+            dumps[file.rank] = file
+    logs = [file for file in files if isinstance(file, NcclLog)]
+    return Evidence(dumps, stacks, logs, _groups(dumps, axes), notes)
+
+
+def _groups(dumps: Mapping[int, Dump], axes: Mapping[tuple[int, ...], str]) -> list[Group]:
+    """Groups of one name with one list of members are one; without a list those of one name and description."""
+    found: dict[tuple[str, tuple[int, ...] | str], Group] = {}
+    seen: dict[tuple[str, tuple[int, ...] | str], list[tuple[int, int]]] = {}
+    for rank, dump in sorted(dumps.items()):
+        for number, info in enumerate(dump.groups):
+            ranks = tuple(sorted(info.ranks)) if info.ranks and rank in info.ranks else None
+            key = (info.name, ranks or info.description)
+            found.setdefault(key, Group(info.name, info.description, ranks or (), ranks is not None))
+            seen.setdefault(key, []).append((rank, number))
+    for key, group in found.items():
+        if not group.whole:
+            group.ranks = tuple(sorted({rank for rank, _ in seen[key]}))
+        group.axis = axes.get(group.ranks, "world" if group.description == "default_pg" else "")
+        for rank, number in seen[key]:
+            group.calls[rank] = np.flatnonzero(dumps[rank].calls.group == number).astype(np.int64)
+    return list(found.values())
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One rank in one group's collectives: the last number it has called, the last it has completed before its first open one."""
+
+    called: int
+    completed: int
+    open: Int64Array  # places of calls that are not done, sends and receives not among them
+
+
+def standing(evidence: Evidence, group: Group, rank: int) -> Standing:
+    """Where a rank stands. -1: nothing that the dump still holds."""
+    dump = evidence.dumps[rank]
+    places = group.calls.get(rank, np.empty(0, np.int64))
+    places = places[dump.calls.source[places] < 0]
+    seq, done = dump.calls.seq[places], dump.calls.state[places] == DONE
+    called = max(int(seq.max(initial=-1)), dump.enqueued.get(group.name, -1) if len(places) else -1)
+    return Standing(called, int(seq[done].max(initial=-1)), places[~done])
