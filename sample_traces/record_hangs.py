@@ -2,9 +2,9 @@
 
     python sample_traces/record_hangs.py [NAME...]
 
-Every rank runs a few steps, then one of them does what its function says. A thread of each rank waits until nothing moves any more and writes
-``flight_recorder_rank_N`` (the pickle of torch's flight recorder) and ``rank_N.stacks.txt`` (all Python stacks). Paths of this machine are
-cut to what follows ``site-packages`` or the folder of Python.
+Every rank runs a few steps, then one of them does what its function says. A thread of each rank waits until nothing moves any more and
+writes ``flight_recorder_rank_N`` (the pickle of torch's flight recorder) and ``rank_N.stacks.txt`` (all Python stacks). Paths of this
+machine are cut to what follows ``site-packages`` or the folder of Python.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-WORLD, QUIET_S = 4, 8.0
+WORLD, QUIET_S = 4, 10.0
 
 
 def sleeps(rank: int, dist: Any, torch: Any) -> None:
@@ -73,11 +73,11 @@ def shapes(rank: int, dist: Any, torch: Any) -> None:
 
 def killed(rank: int, dist: Any, torch: Any) -> None:
     """Rank 3 is killed between two steps, as the out-of-memory killer does it."""
-    tp = dist.new_group([2, 3], group_desc="tp") if rank >= 2 else dist.new_group([2, 3], group_desc="tp")
+    tp = dist.new_group([2, 3], group_desc="tp")
     gradients = torch.ones(1000)
     for step in range(6):
         if rank == 3 and step == 3:
-            time.sleep(QUIET_S)  # until the others wait for it
+            time.sleep(QUIET_S / 2)  # until the others wait for it
             os.kill(os.getpid(), signal.SIGKILL)
         if rank >= 2:
             dist.all_reduce(gradients, group=tp)
@@ -86,7 +86,7 @@ def killed(rank: int, dist: Any, torch: Any) -> None:
 
 def data_loader(rank: int, dist: Any, torch: Any) -> None:
     """The data loader of rank 1 waits for a worker that never answers; its tp peer waits for it, the rest for the peer."""
-    tp, dp = [dist.new_group([0, 1], group_desc="tp"), dist.new_group([2, 3], group_desc="tp")][rank // 2], None
+    tp = [dist.new_group([0, 1], group_desc="tp"), dist.new_group([2, 3], group_desc="tp")][rank // 2]
     pairs = [dist.new_group([0, 2], group_desc="dp"), dist.new_group([1, 3], group_desc="dp")]
     dp = pairs[rank % 2]
     loader = iter(torch.utils.data.DataLoader(Slow(rank), batch_size=2))
@@ -141,28 +141,33 @@ SCENES: dict[str, Callable[[int, Any, Any], None]] = {
 def rank_main(name: str, rank: int, port: int, folder: str) -> None:
     """One rank: the scene, watched by a thread that writes what there is when everything stands still."""
     import torch
+    import torch._dynamo  # otherwise imported in the middle of a scene
     import torch.distributed as dist
+    import torch.utils.data
 
     address = f"tcp://127.0.0.1:{port}"
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=WORLD, timeout=timedelta(seconds=600))
+    dist.barrier()
+    Path(folder, f"started_{rank}").touch()
     threading.Thread(target=watch, args=(rank, folder), daemon=True, name="watch").start()
     try:
         SCENES[name](rank, dist, torch)
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - whatever ends the rank is what is to be seen
         Path(folder, f"rank_{rank}.stacks.txt").write_text(traceback.format_exc())
         dump(rank, folder)
-        os._exit(1)
     time.sleep(600)  # at the end of the program, waiting for nobody
 
 
 def watch(rank: int, folder: str) -> None:
-    """Write everything once all ranks stand still, and end the rank."""
-    time.sleep(2 * QUIET_S)
-    with Path(folder, f"rank_{rank}.stacks.txt").open("w") as file:
-        faulthandler.dump_traceback(file)
-    dump(rank, folder)
-    time.sleep(QUIET_S)  # an end of one rank would end the waiting of the others
-    os._exit(0)
+    """Write everything when the parent says so, and wait: an end of one rank would end the waiting of the others."""
+    while not Path(folder, "go").exists():
+        time.sleep(0.1)
+    if not Path(folder, f"flight_recorder_rank_{rank}").exists():  # it has not failed before
+        with Path(folder, f"rank_{rank}.stacks.txt").open("w") as file:
+            faulthandler.dump_traceback(file)
+        dump(rank, folder)
+    Path(folder, f"done_{rank}").touch()
+    time.sleep(600)
 
 
 def dump(rank: int, folder: str) -> None:
@@ -209,12 +214,20 @@ def record(name: str) -> None:
         ranks = [context.Process(target=rank_main, args=(name, rank, port, scratch)) for rank in range(WORLD)]
         for process in ranks:
             process.start()
+        started = [Path(scratch, f"started_{rank}") for rank in range(WORLD)]
+        while not all(path.exists() for path in started):
+            time.sleep(0.5)
+        time.sleep(2 * QUIET_S)
+        Path(scratch, "go").touch()
+        while not all(Path(scratch, f"done_{rank}").exists() or not process.is_alive() for rank, process in enumerate(ranks)):
+            time.sleep(0.5)
         for process in ranks:
+            process.kill()
             process.join()
         target = HERE / name
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir()
-        for path in sorted(Path(scratch).iterdir()):
+        for path in sorted([*Path(scratch).glob("*.txt"), *Path(scratch).glob("flight_*")]):
             if path.suffix == ".txt":
                 (target / path.name).write_text(short(path.read_text()))
             else:

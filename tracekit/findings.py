@@ -175,7 +175,27 @@ class Table:
         return cls(title, shown, {column.name: column.title for column in chosen}, note, preview, missing, meanings)
 
 
-Chart = StackedBars | Heatmap | StackedArea | Treemap | Timeline | Table
+@dataclass(frozen=True)
+class GraphEdge:
+    """An arrow from one node to another, with a word beside it."""
+
+    source: str
+    target: str
+    label: str
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Nodes (id -> what is written on it) and arrows between them; ``marked`` is the node that the reader shall see first."""
+
+    title: str
+    nodes: Mapping[str, str]
+    edges: Sequence[GraphEdge]
+    marked: str = ""
+    note: str = ""
+
+
+Chart = Graph | StackedBars | Heatmap | StackedArea | Treemap | Timeline | Table
 
 
 @dataclass(frozen=True)

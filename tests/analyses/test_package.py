@@ -34,6 +34,7 @@ def busy_job() -> Job:
 
 def test_every_module_of_the_package_is_an_analysis_in_reading_order() -> None:
     assert list(analyses.modules()) == [
+        "hang",
         "breakdown",
         "overlap",
         "idle",

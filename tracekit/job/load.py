@@ -20,6 +20,7 @@ from tracekit.job.runs import one_run
 from tracekit.job.window import Reducers, Task, read_window
 from tracekit.notes import Note, note, text_note
 from tracekit.readers.archives import as_folders
+from tracekit.readers.hang_files import Dump, HangFile, Stacks
 from tracekit.readers.sources import Source, find_sources
 from tracekit.trace.events import Coverage
 
@@ -65,22 +66,45 @@ def load_job(paths: Sequence[str], options: LoadOptions, reducers: Reducers | No
 def _load(paths: Sequence[str], options: LoadOptions, reducers: Reducers, progress: Progress | None) -> Job:
     found = find_sources(paths)
     windows: list[Window] = []
+    hang: list[HangFile] = []
     coverage: list[Coverage] = list(found.skipped)
     for result in _read_all(found.sources, options, reducers, progress):
         if isinstance(result, Window):
             windows.append(result)
-        else:
+        elif isinstance(result, Coverage):
             coverage.append(result)
-    if not windows:
+        else:
+            hang.append(result)
+            coverage.append(_told(result))
+    if not windows and not hang:
         raise InputError(_nothing_readable(coverage), "nothing is left to analyze")
     windows, runs = one_run(windows, {source.url: source.size for source in found.sources}, options.run)
     job = join(windows, coverage, options.mesh, options.gpus_per_node, options.ranks)
     job.runs = runs
+    _add_hang(job, hang)
     if options.steps is not None and job.traced and not any(len(w.steps) for w in windows):
         raise UsageError("no step of --steps is in the traces", "leave --steps out to see which there are")
     if options.steps is not None:
         job.notes += _beyond(windows, options.steps)
     return job
+
+
+def _told(file: HangFile) -> Coverage:
+    """The entry of a file that tells of a hang: its events are the entries of a dump, the threads of a text."""
+    count = len(file.calls) if isinstance(file, Dump) else len(file.threads) if isinstance(file, Stacks) else len(file.calls)
+    return Coverage(file.file, file.rank, events=count)
+
+
+def _add_hang(job: Job, hang: list[HangFile]) -> None:
+    """Dumps beside the traces, or alone: then the job is what they say of it."""
+    job.hang_files = hang
+    if not hang or job.traced:
+        return
+    job.ranks = sorted({*job.ranks, *(file.rank for file in hang if file.rank is not None)})
+    worlds = [g.ranks for file in hang if isinstance(file, Dump) for g in file.groups if g.ranks and g.description == "default_pg"]
+    job.world_size = job.world_size or max((len(ranks) for ranks in worlds), default=None)
+    job.notes = [entry for entry in job.notes if entry.code != "world_size_not_recorded" or job.world_size is None]
+    job.missing_ranks = [rank for rank in range(job.world_size or 0) if rank not in job.ranks] if (job.world_size or 0) <= 1 << 20 else []
 
 
 def _beyond(windows: Sequence[Window], wanted: tuple[int | None, int | None]) -> list[Note]:
@@ -102,7 +126,9 @@ def _nothing_readable(coverage: Sequence[Coverage]) -> str:
     return reason + more if first.file in reason else f"{first.file}: {reason}{more}"
 
 
-def _read_all(sources: Sequence[Source], options: LoadOptions, reducers: Reducers, progress: Progress | None) -> list[Window | Coverage]:
+def _read_all(
+    sources: Sequence[Source], options: LoadOptions, reducers: Reducers, progress: Progress | None
+) -> list[Window | HangFile | Coverage]:
     total = sum(source.size for source in sources)
     executor, shared, workers = _executor(options, len(sources), total)
     report = _Counter(total, progress) if progress is not None else None
@@ -115,7 +141,7 @@ def _read_all(sources: Sequence[Source], options: LoadOptions, reducers: Reducer
         progress=report.add if report is not None and shared else None,
         memory_limit=_snapshot_limit(options) // workers,
     )
-    results: dict[int, Window | Coverage] = {}
+    results: dict[int, Window | HangFile | Coverage] = {}
     too_large: list[int] = []
     for index, result in executor.map(partial(_read_one, task=task), sources):
         if result is None:
@@ -152,7 +178,7 @@ def _lost(source: Source, reason: str) -> Coverage:
     return Coverage(source.url, status="skipped", notes=[text_note(reason)])
 
 
-def _read_one(source: Source, task: Task) -> Window | Coverage | None:
+def _read_one(source: Source, task: Task) -> Window | HangFile | Coverage | None:
     """What one file gives; None where memory did not suffice."""
     try:
         return read_window(source, task)

@@ -81,7 +81,7 @@ def pair(windows: Sequence[Window], traced: Sequence[Window], wanted: frozenset[
     ranks = sorted({window.rank for window in traced if window.rank is not None})
     notes = _give_ranks(windows, ranks)
     used = [window for window in windows if window.rank is not None and (wanted is None or window.rank in wanted)]
-    if not traced and not used:
+    if windows and not traced and not used:
         there = ", ".join(str(rank) for rank in sorted({window.rank for window in windows if window.rank is not None})[:20])
         raise UsageError("no rank of --ranks is in the snapshots", f"there are {there}")
     alone: list[Window] = []

@@ -13,6 +13,7 @@ from tracekit.job.runs import Run
 from tracekit.mesh.mesh import Mesh
 from tracekit.mesh.process_groups import ProcessGroups
 from tracekit.notes import Note
+from tracekit.readers.hang_files import HangFile
 from tracekit.trace.clock import Clock
 from tracekit.trace.events import Coverage
 
@@ -25,6 +26,7 @@ class Job:
     Ranks of which there is only a memory snapshot have a window without events; these are the last ones.
     ``operations`` and ``matches`` have the schemas of the same name. ``steps`` are step numbers that every present rank recorded whole.
     ``notes`` are what is to be told of the job as a whole ("2 of 4 ranks were read ...").
+    ``hang_files`` are flight recorder dumps, Python stacks and NCCL logs beside the traces.
     ``held`` keeps results of analyses that others build on; ``what_if`` are the scenarios that a user asked for.
     """
 
@@ -43,6 +45,7 @@ class Job:
     coverage: list[Coverage]
     notes: list[Note] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)  # all that were found, where this job was chosen among several
+    hang_files: list[HangFile] = field(default_factory=list)
     held: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     what_if: tuple[str, ...] = ()
 

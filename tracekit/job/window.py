@@ -23,6 +23,8 @@ from tracekit.mesh.local_groups import local_groups
 from tracekit.mesh.process_groups import LocalGroup
 from tracekit.notes import note, text_note
 from tracekit.readers import cache
+from tracekit.readers.hang import read_hang_file
+from tracekit.readers.hang_files import HangFile
 from tracekit.readers.identity import Identity, identify
 from tracekit.readers.kineto import read_trace
 from tracekit.readers.manifest import read_manifest
@@ -56,7 +58,7 @@ class Task:
 _NO_MATTER = {"reducers", "cache", "threads", "progress", "memory_limit"}
 
 
-def read_window(source: Source, task: Task) -> Window | Coverage:
+def read_window(source: Source, task: Task) -> Window | HangFile | Coverage:
     """The window of one file; its Coverage where nothing of it could be used. Raises MemoryError where memory does not suffice."""
     if task.cache is None:
         return _read_afresh(source, task)
@@ -72,7 +74,12 @@ def read_window(source: Source, task: Task) -> Window | Coverage:
     return result
 
 
-def _read_afresh(source: Source, task: Task) -> Window | Coverage:
+def _read_afresh(source: Source, task: Task) -> Window | HangFile | Coverage:
+    try:
+        if (told := read_hang_file(source)) is not None:
+            return told
+    except InputError as error:
+        return Coverage(source.url, status="skipped", notes=[text_note(str(error))])
     if is_snapshot_name(source.name):
         return read_memory_window(source, task.progress, task.memory_limit)
     try:

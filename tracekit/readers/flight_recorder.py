@@ -1,7 +1,7 @@
 """Dumps of torch's flight recorder, as pickle or JSON, of NCCL, gloo and kin, versions 2.0 to 2.10: one rank's calls as arrays.
 
-A pickle comes from a stranger: only plain values are built of it, whatever would import, call or fetch anything is refused. A file that ends
-in the middle is refused too, with its name: half a pickle has no entries yet.
+A pickle comes from a stranger: only plain values are built of it, whatever would import, call or fetch anything is refused. A file that
+ends in the middle is refused too, with its name: half a pickle has no entries yet.
 """
 
 from __future__ import annotations
@@ -28,7 +28,17 @@ _REMEDY = "dump it again, or take a copy that is whole"
 _P2P = re.compile(r"^(send|recv) (\d{1,7})\s*(->|<-)\s*(\d{1,7})$")
 _RANKS = re.compile(r"-?\d{1,9}")
 #: Files whose frames are not the program's own.
-_LIBRARY = re.compile(r"(?:^|/)(?:torch|site-packages|dist-packages|multiprocessing|threading\.py|runpy\.py|contextlib\.py|concurrent)(?:/|$|\.)|^<frozen")
+_LIBRARY = re.compile(
+    r"(?:^|/)(?:site-packages|dist-packages|python3\.\d+|multiprocessing|importlib|concurrent)/|^torch/|^<frozen"
+    r"|(?:^|/)(?:threading|runpy|contextlib)\.py$"
+)
+
+
+#: What a damaged pickle or JSON raises; ImportError and AttributeError come of extension codes without an object.
+_DAMAGED = (
+    pickle.UnpicklingError, msgspec.DecodeError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError,
+    ImportError, EOFError, MemoryError,
+)  # fmt: skip
 
 
 class _Refused(Exception):  # noqa: N818 - it is caught a few lines below
@@ -61,7 +71,7 @@ def _root(source: Source) -> Mapping[str, Any]:
         root = _unpickled(data) if data[:1] == b"\x80" else msgspec.json.decode(data)
     except _Refused as error:
         raise InputError(f"{source.name} is a pickle that {error}: it was not loaded", "only plain values are read from a dump") from error
-    except Exception as error:  # noqa: BLE001 - a damaged pickle may raise anything; nothing of it is kept
+    except _DAMAGED as error:
         raise InputError(f"{source.name}: the flight recorder dump is damaged or cut ({type(error).__name__})", _REMEDY) from error
     if not isinstance(root, dict):
         raise InputError(f"{source.name} is no flight recorder dump", _REMEDY)
@@ -169,7 +179,9 @@ class _Reader:
 
     def _enqueued(self) -> dict[str, int]:
         status = self._status if isinstance(self._status, dict) else {}
-        found = {_text(name): row.get("last_enqueued_collective") for name, row in list(status.items())[:MOST_GROUPS] if isinstance(row, dict)}
+        found = {
+            _text(name): row.get("last_enqueued_collective") for name, row in list(status.items())[:MOST_GROUPS] if isinstance(row, dict)
+        }
         return {name: number for name, number in found.items() if isinstance(number, int) and 0 <= number < 2**62}
 
 

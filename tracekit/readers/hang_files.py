@@ -19,7 +19,8 @@ Content = Literal["flight_recorder", "stacks", "nccl_log"]
 
 _HEAD = 1 << 16
 _STACKS = re.compile(
-    rb"^(?:Current thread 0x|Thread 0x|Thread \d+ \((?:idle|active)|Traceback \(most recent call last\)|Fatal Python error:|Timeout \()", re.M
+    rb"^(?:Current thread 0x|Thread 0x|Thread \d+ \((?:idle|active)|Traceback \(most recent call last\)|Fatal Python error:|Timeout \()",
+    re.M,
 )
 _NCCL = re.compile(rb"NCCL (?:INFO|WARN|TRACE)")
 #: What only a dump of the flight recorder has.

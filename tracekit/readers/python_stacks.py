@@ -34,7 +34,8 @@ def read_stacks(source: Source) -> Stacks:
             if into is not None and len(into) < MOST_FRAMES:
                 into.append(Frame(match["name"][:LONGEST_TEXT], match["file"], int(match["line"])))
         elif raised is not None and (told := _RAISED.match(line)):
-            error, raised, threads = told["error"][:LONGEST_TEXT], None, [raised[::-1], *threads]
+            threads.insert(0, raised[::-1])
+            error, raised = told["error"][:LONGEST_TEXT], None
     if not any(threads):
         raise InputError(f"{source.name} holds no Python stack", "dump it with faulthandler.dump_traceback or py-spy dump")
     return Stacks(source.name, rank_of_name(source.name), sorted(filter(None, threads), key=_main_last), error)

@@ -8,6 +8,8 @@ import zlib
 from collections.abc import Callable
 from typing import BinaryIO
 
+from tracekit.readers.hang_files import content_of
+
 ENDINGS = (".json", ".gz", ".zst")
 _OTHER_CONTENT = re.compile(r"\.(?:tar|txt|log|csv|tsv|html?|md|pickle|pkl|pt|py|ya?ml|parquet)\.(?:gz|zst)$", re.IGNORECASE)
 _MANIFEST = re.compile(r"(?:^|\.)manifest\.json(?:\.gz|\.zst)?$", re.IGNORECASE)
@@ -57,6 +59,8 @@ def refusal(name: str, named: bool, globbed: bool, opener: Callable[[], BinaryIO
         return "is a file that the profiler had not finished writing (.tmp) and was not used"
     if _MANIFEST.search(name):
         return "is a manifest of the recorder, not a trace" if named else ""
+    if _tells_of_a_hang(name, named, opener):
+        return None
     if is_snapshot_name(name):
         return None if named or _is_snapshot(name, opener) else ""
     if named or (globbed and not _OTHER_ENDING.search(name) and not _OTHER_CONTENT.search(name)):
@@ -67,6 +71,23 @@ def refusal(name: str, named: bool, globbed: bool, opener: Callable[[], BinaryIO
         except read_errors() as error:
             return f"could not be read: {reason(error)}"
     return "is not a trace: it does not begin as JSON, plain or compressed by gzip or zstd" if named else ""
+
+
+#: Files without a name of their own that may be a flight recorder dump, and texts that are called stacks or NCCL's log.
+_MAY_BE_DUMP = re.compile(r"(?:^[^.]+|\.(?:pickle|pkl|dump|bin|[0-9]+))$", re.IGNORECASE)
+_MAY_BE_TEXT = re.compile(r"stack|traceback|py-?spy|faulthandler|nccl", re.IGNORECASE)
+
+
+def _tells_of_a_hang(name: str, named: bool, opener: Callable[[], BinaryIO]) -> bool:
+    """Whether a file is a dump of the flight recorder, a text of Python stacks or NCCL's log: by its content."""
+    text = _MAY_BE_TEXT.search(name) is not None and not re.search(r"\.(?:html?|py|json|gz|zst)$", name, re.IGNORECASE)
+    if not (named or text or _MAY_BE_DUMP.search(name)):
+        return False
+    try:
+        content = content_of(opener)
+    except read_errors():
+        return False
+    return content == "flight_recorder" or (content is not None and (named or text))
 
 
 def _is_snapshot(name: str, opener: Callable[[], BinaryIO]) -> bool:

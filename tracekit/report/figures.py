@@ -10,8 +10,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tracekit.findings import Heatmap, StackedArea, StackedBars, Treemap
+from tracekit.findings import Graph, Heatmap, StackedArea, StackedBars, Treemap
 from tracekit.report.areas import area_figure, area_info, tree_figure, tree_info
+from tracekit.report.graph import graph_figure, graph_info
 from tracekit.report.palette import COLORS, HEAT, PLAIN, roles
 from tracekit.report.quantity import axis_unit, quantity
 from tracekit.report.text import plotly_text
@@ -156,8 +157,10 @@ def _numbered(info: HeatInfo) -> dict[str, Any]:
     }
 
 
-def figure(chart: StackedBars | Heatmap | StackedArea | Treemap) -> dict[str, Any] | None:
+def figure(chart: Graph | StackedBars | Heatmap | StackedArea | Treemap) -> dict[str, Any] | None:
     """The plotly figure of a chart; None when there is nothing to draw."""
+    if isinstance(chart, Graph):
+        return graph_figure(graph_info(chart)) if chart.nodes else None
     if isinstance(chart, StackedArea):
         return area_figure(area_info(chart)) if len(chart.x) and chart.series else None
     if isinstance(chart, Treemap):

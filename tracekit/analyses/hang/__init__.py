@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from tracekit.analyses.hang.gather import Evidence, Group, gather, standing
-from tracekit.analyses.hang.roots import Edge, Root, edges_of, find_root
+from tracekit.analyses.hang.roots import Edge, Root, edges_of, find_root, idle_by_stack
 from tracekit.analyses.hang.waits import Skipped, Wait, collective_wait, message_waits, skipped
 from tracekit.findings import Chart, Finding, Graph, GraphEdge, Heatmap, Section, Table
 from tracekit.job.model import Job
@@ -43,10 +43,14 @@ class Hang:
         if self.evidence is None or not (self.evidence.dumps or self.evidence.stacks):
             return []
         if self.root is None:
+            if not self.evidence.dumps:
+                return []
             count = plural(len(self.evidence.dumps), "flight recorder dump")
             text = f"Nothing hangs in {count}: every collective that a rank has called is complete."
             return [Finding("hang.none", "info", text, evidence="the dumps of all ranks")]
-        evidence = "; ".join(wait_text(wait) for wait in self.waits[:4]) + (f"; and {len(self.waits) - 4} more" if len(self.waits) > 4 else "")
+        evidence = "; ".join(wait_text(wait) for wait in self.waits[:4]) + (
+            f"; and {len(self.waits) - 4} more" if len(self.waits) > 4 else ""
+        )
         return [Finding("hang.root", "critical", sentence(self), evidence=evidence or "Python stacks", advice=_ADVICE[self.root.why])]
 
     def sections(self) -> list[Section]:
@@ -85,7 +89,7 @@ class Hang:
 
 _ADVICE = {
     "raised": "Look at this exception first; what the other ranks say follows from it.",
-    "mismatch": "Make all ranks of the group call the same collective with tensors that fit: look for a branch or a size that depends on the rank.",
+    "mismatch": "All ranks of a group have to call the same collective with tensors that fit: look for what depends on the rank here.",
     "skipped": "Look for a branch around this call that one rank does not take: every rank of the group has to make it.",
     "order": "Enter the groups in one order on all ranks.",
     "died": "Look at the log of that rank and of its host: out-of-memory killer, hardware error, preemption.",
@@ -94,28 +98,24 @@ _ADVICE = {
 
 
 def sentence(hang: Hang) -> str:
-    """``Ranks 0, 1, 3 wait in all_reduce 5 of the default group (train.py:31) for rank 2, which waits for its data loader, at data.py:8.``"""
+    """``Ranks 0, 1, 3 wait in all_reduce 5 of the default group (train.py:31) for rank 2, which is in sleep, at data.py:8.``"""
     root = hang.root
     assert root is not None
     who = f"rank {root.ranks[0]}" if len(root.ranks) == 1 else f"ranks {listed(root.ranks, 8)}"
     wait = root.wait
     if wait is None:
-        return f"{who[0].upper()}{who[1:]} {root.doing}."
+        others = idle_by_stack(hang.evidence, root.ranks) if hang.evidence is not None else []
+        stand = "".join(f"; {_ranks(ranks)} wait{'s' if len(ranks) == 1 else ''} in {place}" for place, ranks in others[:4])
+        return f"{who[0].upper()}{who[1:]} {root.doing}{stand}."
     waiting = sorted({call.rank for call in wait.waiting} - set(root.ranks))
-    last = _last_of_dead(hang, root)
     if root.why in ("mismatch", "order", "skipped") or not waiting:
-        stand = f"; {_ranks(waiting)} wait{'s' if len(waiting) == 1 else ''} in {_call(wait)}" if waiting else f"; {_call(wait)} stands still"
+        stand = (
+            f"; {_ranks(waiting)} wait{'s' if len(waiting) == 1 else ''} in {_call(wait)}" if waiting else f"; {_call(wait)} stands still"
+        )
         return f"{who[0].upper()}{who[1:]} {root.doing}{stand if root.why != 'order' else ''}."
     verb = "waits" if len(waiting) == 1 else "wait"
-    text = f"{_ranks(waiting)} {verb} in {_call(wait)} for {who}, which {root.doing}{last}."
+    text = f"{_ranks(waiting)} {verb} in {_call(wait)} for {who}, which {root.doing}."
     return text[0].upper() + text[1:]
-
-
-def _last_of_dead(hang: Hang, root: Root) -> str:
-    """What peers saw a rank without a dump complete last."""
-    if root.why != "died" or root.wait is None or root.wait.last_completed < 0:
-        return ""
-    return f"; the last that all completed in this group is {root.wait.call.kind if root.wait.call.peer < 0 else 'number'} {root.wait.last_completed}"
 
 
 def _ranks(ranks: Sequence[int]) -> str:
@@ -173,7 +173,7 @@ def _log(log: Any) -> dict[str, Any]:
 def _graph(hang: Hang) -> Graph:
     """Ranks as nodes, the root marked; who waits for whom as edges. Ranks that wait for the same at one place are one node."""
     assert hang.root is not None
-    node_of: dict[int, str] = {rank: "root" for rank in hang.root.ranks}
+    node_of: dict[int, str] = dict.fromkeys(hang.root.ranks, "root")
     together: dict[tuple[int, tuple[int, ...]], list[int]] = {}
     for wait in hang.waits:
         for call in wait.waiting:
@@ -210,7 +210,9 @@ def _matrix(hang: Hang) -> Heatmap:
     note = " · ".join(f"{number} {name}" for number, name in enumerate(_STATES))
     left_out = len(evidence.ranks) - len(ranks)
     note += f". {left_out} ranks that are not in a group that hangs are left out." if left_out > 0 else ""
-    return Heatmap("Ranks and process groups", [g.label for g in groups], [f"rank {r}" for r in sorted(ranks)], values, "", texts, note=note)
+    return Heatmap(
+        "Ranks and process groups", [g.label for g in groups], [f"rank {r}" for r in sorted(ranks)], values, "", texts, note=note
+    )
 
 
 def _cell(hang: Hang, group: Group, rank: int) -> tuple[int, str] | None:

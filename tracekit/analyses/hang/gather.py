@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tracekit.readers.hang_files import DONE, STATES, Dump, Frame, NcclLog, Stacks
+from tracekit.readers.hang_files import DONE, STARTED, STATES, Dump, Frame, NcclLog, Stacks
 from tracekit.trace.events import Int64Array
+
+#: Errors by which a rank only says that another one has gone.
+_SECONDHAND = re.compile(
+    r"Connection (?:closed|reset)|Broken pipe|[Tt]imed? ?out|remote process|communicator was aborted|[Ss]ocket|TCPStore|watchdog"
+)
 
 
 @dataclass(frozen=True)
@@ -100,8 +106,27 @@ def gather(files: Sequence[Dump | Stacks | NcclLog], axes: Mapping[tuple[int, ..
             stacks[file.rank] = file
         elif file.rank not in dumps or len(file.calls) > len(dumps[file.rank].calls):
             dumps[file.rank] = file
+    for rank in dumps.keys() & stacks.keys():
+        dumps[rank] = _as_it_failed(dumps[rank], stacks[rank])
     logs = [file for file in files if isinstance(file, NcclLog)]
     return Evidence(dumps, stacks, logs, _groups(dumps, axes), notes)
+
+
+def is_secondhand(error: str) -> bool:
+    """Whether an error only says that another rank, or the connection to it, has gone."""
+    return _SECONDHAND.search(error) is not None
+
+
+def _as_it_failed(dump: Dump, stacks: Stacks) -> Dump:
+    """A call that ended in an error about another rank stands in the dump as over; the rank was waiting in it."""
+    if not (stacks.error and is_secondhand(stacks.error) and len(dump.calls)):
+        return dump
+    site = dump.texts[int(dump.calls.site[-1])]
+    if site and not any(f"{frame.file}:{frame.line}" == site for frame in stacks.threads[0]):
+        return dump  # it waited in something that the recorder leaves out: a send or receive of gloo
+    state = dump.calls.state.copy()
+    state[-1] = min(state[-1], STARTED)
+    return replace(dump, calls=replace(dump.calls, state=state))
 
 
 def _groups(dumps: Mapping[int, Dump], axes: Mapping[tuple[int, ...], str]) -> list[Group]:

@@ -1,8 +1,8 @@
 """From those who wait to those they wait for: the wait chain over groups, and its root.
 
-    an edge   rank a waits in a collective (or message) for rank b
-    a root    somebody waits for it and it waits for nobody: it is busy elsewhere, raised an exception, or is gone
-    a circle  without a root: the ranks of the circle entered their groups in another order, or called what does not fit
+an edge   rank a waits in a collective (or message) for rank b
+a root    somebody waits for it and it waits for nobody: it is busy elsewhere, raised an exception, or is gone
+a circle  without a root: the ranks of the circle entered their groups in another order, or called what does not fit
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tracekit.analyses.hang.gather import Evidence
-from tracekit.analyses.hang.waits import Skipped, Wait
+from tracekit.analyses.hang.gather import Call, Evidence, Group, is_secondhand, standing
+from tracekit.analyses.hang.waits import Skipped, Wait, call_at
 from tracekit.readers.flight_recorder import is_library
 from tracekit.readers.hang_files import Frame
 
 Why = Literal["raised", "mismatch", "skipped", "order", "died", "busy"]
 
-#: Errors by which a rank only says that another one has gone.
-_SECONDHAND = re.compile(r"Connection (?:closed|reset)|Broken pipe|[Tt]imed? ?out|remote process|NCCL communicator was aborted|Socket|store")
 #: Functions of torch that wait for another rank, in a stack.
-_WAITS = re.compile(r"^(?:recv|send|irecv|isend|wait|barrier|all_|reduce|broadcast|gather|scatter|batch_isend_irecv|recv_object_list|_wait)")
+_WAITS = re.compile(
+    r"^(?:recv|send|irecv|isend|wait|barrier|all_|reduce|broadcast|gather|scatter|batch_isend_irecv|recv_object_list|_wait)"
+)
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def edges_of(waits: Sequence[Wait]) -> list[Edge]:
 
 def find_root(evidence: Evidence, waits: Sequence[Wait], left_out: Sequence[Skipped]) -> Root | None:
     """The root of the hang; None where nothing stands still."""
-    raised = [r for r, found in sorted(evidence.stacks.items()) if found.error and not _SECONDHAND.search(found.error)]
+    raised = [r for r, found in sorted(evidence.stacks.items()) if found.error and not is_secondhand(found.error)]
     if raised:
         return Root(raised, "raised", _raised(evidence, raised[0]), evidence.stack_of(raised[0]), _wait_for(waits, raised[0]))
     for skip in left_out:
@@ -68,7 +68,7 @@ def find_root(evidence: Evidence, waits: Sequence[Wait], left_out: Sequence[Skip
     ends = [edge for edge in edges if edge.waits_for not in blocked]
     if ends:
         return _end(evidence, ends)
-    return _order(evidence, edges, circle) if circle else None
+    return _order(evidence, circle) if circle else None
 
 
 def _wait_for(waits: Sequence[Wait], rank: int) -> Wait | None:
@@ -95,8 +95,28 @@ def _end(evidence: Evidence, ends: Sequence[Edge]) -> Root:
     gone = sorted({edge.waits_for for edge in ends if edge.waits_for in wait.no_dump and edge.wait is wait})
     late = sorted({edge.waits_for for edge in ends if edge.waits_for in wait.missing and edge.waits_for not in blocked})
     if late:
-        return Root(late, "busy", doing(evidence, late[0]), evidence.stack_of(late[0], _last_place(evidence, late[0])), wait)
-    return Root(gone, "died", "left no dump: it died, or could not be asked", [], wait)
+        place = None if late[0] in evidence.stacks else _last_place(evidence, late[0])
+        return Root(late, "busy", doing(evidence, late[0]), evidence.stack_of(late[0], place), wait)
+    return Root(gone, "died", f"left no dump: it died, or could not be asked{_last_with(evidence, gone)}", [], wait)
+
+
+def _last_with(evidence: Evidence, gone: Sequence[int]) -> str:
+    """The last call that a rank without a dump completed together with others, by the others' dumps."""
+    found: list[tuple[int, str]] = []
+    for group in evidence.groups:
+        if not gone or gone[0] not in group.ranks:
+            continue
+        call = _completed_by_all(evidence, group)
+        if call is not None:
+            found.append((call.created_ns, f"{call.kind} {call.seq} of {group.label}" + (f" at {call.site}" if call.site else "")))
+    return f"; the last call that it completed with others is {max(found)[1]}" if found else ""
+
+
+def _completed_by_all(evidence: Evidence, group: Group) -> Call | None:
+    """The last collective that every member with a dump has completed."""
+    asked = [rank for rank in group.ranks if rank in evidence.dumps]
+    number = min((standing(evidence, group, rank).completed for rank in asked), default=-1)
+    return call_at(evidence, group, asked[0], number) if number >= 0 else None
 
 
 def doing(evidence: Evidence, rank: int) -> str:
@@ -109,12 +129,23 @@ def doing(evidence: Evidence, rank: int) -> str:
             return f"waits in {frame.name}{_at(stack)}"
         return f"is in {stack[0].name}{_at(stack)}" if stack else "does something that no stack shows"
     last = last_call(evidence, rank)
-    return f"made its last call{last} and none since" if last else "has called nothing that its dump still holds"
+    return f"made its last call{last}, and none since" if last else "has called nothing that its dump still holds"
 
 
 def _waiting_frame(stack: Sequence[Frame]) -> Frame | None:
     """The function of torch.distributed in which a stack waits."""
     return next((frame for frame in stack if "torch/distributed" in frame.file and _WAITS.match(frame.name)), None)
+
+
+def idle_by_stack(evidence: Evidence, but: Sequence[int]) -> list[tuple[str, list[int]]]:
+    """Where ranks wait for others by their stacks alone (gloo's recorder leaves sends and receives out): (place, ranks)."""
+    found: dict[str, list[int]] = {}
+    for rank in sorted(evidence.stacks):
+        stack = evidence.stack_of(rank)
+        frame = _waiting_frame(stack)
+        if frame is not None and rank not in but:
+            found.setdefault(f"{frame.name}{_at(stack)}", []).append(rank)
+    return list(found.items())
 
 
 def _at(stack: Sequence[Frame]) -> str:
@@ -156,7 +187,7 @@ def _circle(edges: Sequence[Edge]) -> list[Edge]:
     return []
 
 
-def _order(evidence: Evidence, edges: Sequence[Edge], circle: Sequence[Edge]) -> Root:
+def _order(evidence: Evidence, circle: Sequence[Edge]) -> Root:
     ranks = sorted({edge.rank for edge in circle})
     places = [f"rank {edge.rank} in {edge.wait.call.kind} {edge.wait.call.seq} of {edge.wait.group.label}{_site(edge)}" for edge in circle]
     groups = {id(edge.wait.group) for edge in circle}

@@ -52,14 +52,14 @@ def collective_wait(evidence: Evidence, group: Group) -> Wait | None:
     if not blocked:
         return None
     number = min(blocked.values())
-    calls = [call for rank in asked if (call := _call_at(evidence, group, rank, number)) is not None]
+    calls = [call for rank in asked if (call := call_at(evidence, group, rank, number)) is not None]
     waiting = [call for call in calls if call.state != DONE]
     usual = _usual(calls)
     differ, other_kind = _different(calls, usual)
     missing = [rank for rank in asked if places[rank].called < number]
     no_dump = [rank for rank in group.ranks if rank not in evidence.dumps]
-    if not missing and not no_dump and not differ and len(waiting) < len(asked):
-        missing = []  # the others are through: late, or busy moving bytes
+    if not (group.whole or missing or no_dump or differ):
+        no_dump = [rank for rank in evidence.ranks if rank not in evidence.dumps]  # gloo lists no members: it can only be one of these
     last = min((places[rank].completed for rank in asked if places[rank].called >= 0), default=-1)
     stays = [call for call in waiting if call not in differ]
     return Wait(group, usual, stays or waiting, missing, no_dump, differ, min(last, number - 1), other_kind)
@@ -69,7 +69,8 @@ def _first_open(evidence: Evidence, rank: int, found: Standing) -> int:
     return int(evidence.dumps[rank].calls.seq[found.open].min())
 
 
-def _call_at(evidence: Evidence, group: Group, rank: int, number: int) -> Call | None:
+def call_at(evidence: Evidence, group: Group, rank: int, number: int) -> Call | None:
+    """The collective of this number of a rank; None where its dump has none."""
     calls = evidence.dumps[rank].calls
     places = group.calls.get(rank, np.empty(0, np.int64))
     places = places[(calls.seq[places] == number) & (calls.source[places] < 0)]
@@ -152,7 +153,7 @@ def skipped(evidence: Evidence, wait: Wait) -> list[Skipped]:
             continue
         behind = [number for number in sorted(own) if number >= first and number + 1 in told]
         if behind and all(own[number] == told[number + 1] for number in behind):
-            call = _call_at(evidence, group, others[0], first)
+            call = call_at(evidence, group, others[0], first)
             if call is not None:
                 found.append(Skipped(rank, group, first, call))
     return found
