@@ -1,6 +1,7 @@
 """The merged trace, read back by a reader of its own: slices, tracks, one clock, ends of flows, counters, findings."""
 
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -124,6 +125,27 @@ def test_a_sample_is_whole(name, tmp_path):
     (values,) = [v for (p, _, key), v in merged.counters.items() if (p, key) == (process, "parameters")]
     assert [int(v) for _, v in values] == own["bytes"].tolist()
     assert [t + merged.base for t, _ in values] == own["time_ns"].tolist()
+
+
+def test_a_rank_with_a_snapshot_alone_has_its_counters(tmp_path):
+    """Allocated 512 B at 10 us, 1,536 B at 20 us: the trace begins with the first of them."""
+    frames = [{"filename": "train.py", "line": 1, "name": "step"}]
+    events = [
+        {"action": "alloc", "addr": 4096 * n, "size": 512 * n, "stream": 0, "time_us": 10 * n, "frames": frames, "device": 0}
+        for n in (1, 2)
+    ]
+    snapshot = {"segments": [], "device_traces": [events]}
+    (tmp_path / "rank0_snapshot.pickle").write_bytes(pickle.dumps(snapshot))
+    out = tmp_path / "merged.json"
+    export(tmp_path / "rank0_snapshot.pickle", "-o", out, "-q")
+    merged = read(out)
+    ((process, name, _), *_) = merged.counters
+    totals: dict[int, float] = {}
+    for values in merged.counters.values():
+        for at, value in values:
+            totals[at] = totals.get(at, 0) + value
+    assert process.startswith("rank 0") and name.startswith("memory") and merged.base > 0
+    assert max(totals.values()) == 1536 and min(totals) == 0
 
 
 def test_hostile_names_stay_text(tmp_path):

@@ -71,7 +71,10 @@ def write(path: str, job: Job, results: Mapping[str, Result]) -> dict[str, int]:
 def _parts(job: Job, results: Mapping[str, Result], counts: dict[str, int]) -> Iterator[bytes]:
     spools = [(rank, index, spooled) for rank, index, spooled in job.reduced(REDUCER)]
     firsts = [job.aligned(index, spooled.first_ns) for _, index, spooled in spools if spooled.first_ns is not None]
-    merge = _Merge(job, int(min(firsts, default=0)), {}, [])
+    # A rank of which there is only a snapshot has counters alone.
+    curves = [row.memory.curve for row in rows_of(job, "memory") if row.memory.curve is not None and row.memory.timed]
+    firsts = firsts or [int(curve.time[0]) for curve in curves if len(curve.time)]
+    merge = _Merge(job, int(min(firsts, default=0)), {rank: {} for rank in job.ranks}, [])
     counts.update(slices=0, launches=0, left_out=sum(spooled.left_out for _, _, spooled in spools))
     yield b'{"displayTimeUnit":"ns","traceEvents":[\n'
     for rank, index, spooled in spools:

@@ -170,7 +170,7 @@ def write(path: str | os.PathLike[str], experiment: Experiment, document: Mappin
 
 
 #: Units at the end of a field's name.
-_UNITS = {"_us": " [us]", "_gb_s": " [GB/s]"}
+_UNITS = {"_us": " [us]", "_ms": " [ms]", "_gb_s": " [GB/s]"}
 
 
 def _argument_name(name: str) -> str:

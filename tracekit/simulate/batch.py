@@ -224,4 +224,5 @@ def _verdict(arguments: Arguments, fixed: Sequence[Scaled], grown: Sequence[Scal
         share = f"{reduce / (compute + reduce):.0%}" if compute + reduce else "none"
         steps = math.ceil(arguments.samples / last.total)
         texts.append(f"{last.rule} on {last.world} ranks: batch {last.total}, {steps} steps an epoch, {share} of a step is the all-reduce")
-    return "; ".join(texts) + "."
+    text = "; ".join(texts) + "."
+    return text[0].upper() + text[1:]

@@ -41,6 +41,7 @@ class Arguments:
     drop_last: str = option("no", "Leave out what does not divide by the ranks, in the place of repeating samples.", _YES)
     batch: int = option(2, "Samples of a batch on each rank.", most=10_000)
     drop_last_batch: str = option("no", "Whether the loader leaves out a rank's last batch if it is not full.", _YES)
+    sample_bytes: int = option(4096, "Bytes of one sample, for the picture.", least=0, most=10**12)
     seed: int = seed_of("the shuffle")
 
 
@@ -166,16 +167,14 @@ def _moments(arguments: Arguments, epochs: Sequence[Epoch]) -> list[Moment]:
                 return found
             spare = set(epoch.repeated.tolist())
             late = step == len(batches[0]) - 1
-            holds = [
-                [
-                    Cell(f"s{index}", "padding" if late and index in spare else "input", 1, f"sample {index}")
-                    for index in mine[step].tolist()
-                ]
-                for mine in batches
-            ]
+            holds = [[_cell(arguments, index, late and index in spare) for index in mine[step].tolist()] for mine in batches]
             text = "One cell is one sample of the rank's batch; what may be here for the second time is grey."
             found.append(Moment(f"epoch {epoch.number}, step {step + 1}", text, holds))
     return found
+
+
+def _cell(arguments: Arguments, index: int, again: bool) -> Cell:
+    return Cell(f"s{index}", "padding" if again else "input", arguments.sample_bytes, f"sample {index}")
 
 
 def _checks(arguments: Arguments, epochs: Sequence[Epoch]) -> list[Check]:
