@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -312,3 +313,18 @@ def test_the_parameters_of_a_module_on_the_meta_device(tmp_path, monkeypatch):
 def test_a_module_that_cannot_be_built_is_refused(target, told):
     with pytest.raises(UsageError, match=told):
         parameters_of_module(target)
+
+
+def test_the_analyzer_imports_neither_torch_nor_the_workloads(tmp_path):
+    """Reading a recording of a workload needs nothing of what made it."""
+    sample = Path(__file__).resolve().parents[2] / "sample_traces" / "ddp_2"
+    lines = [
+        "import sys, tracekit.cli.main, tracekit.cli.analyze, tracekit.cli.run",
+        "sys.argv = ['tracekit', 'analyze', sys.argv[1], '-o', sys.argv[2], '--no-cache', '-q']",
+        "try: tracekit.cli.main.cli.main(standalone_mode=False)",
+        "finally: print(sorted(name for name in sys.modules if name == 'torch' or name.startswith('tracekit.workloads')))",
+    ]
+    command = [sys.executable, "-c", "\n".join(lines), str(sample), str(tmp_path / "report.html")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert (tmp_path / "report.html").exists()

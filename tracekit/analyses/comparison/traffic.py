@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from tracekit.analyses.comparison.lines import UNEVEN, UNSIZED, Line, line
 from tracekit.analyses.comparison.predicted import Key, Prediction, Volume, routed_bytes
 
-#: Of a job that says nothing of its strategy the model knows the traffic of what it found, and not all there is.
+#: Of a job that does not state its collectives (the workloads do) the model knows the traffic of what it found, and not all there is.
 UNKNOWN = "the model does not know what this job communicates beside what its units show"
 
 
@@ -17,7 +17,7 @@ def traffic_lines(prediction: Prediction, measured: Mapping[Key, Volume], step: 
     for key in sorted({*prediction.traffic, *measured}):
         expected, seen = prediction.traffic.get(key, Volume(0, 0)), measured.get(key, Volume(0, 0))
         name = f"collectives.{'.'.join(part or 'unknown' for part in key)}"
-        if not expected.calls and not prediction.manifest.plan:
+        if not expected.calls and not prediction.manifest.expected:
             size = seen.full_bytes if seen.full_bytes >= 0 else None
             lines.append(line(f"{name}.calls", prediction.rank, None, seen.calls, "calls", UNKNOWN))
             lines.append(line(f"{name}.bytes", prediction.rank, None, size, "bytes", UNKNOWN))
