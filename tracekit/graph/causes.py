@@ -12,6 +12,7 @@ import pandas as pd
 from tracekit.collectives.purpose import role_of_axis
 from tracekit.graph.culprits import Culprit
 from tracekit.graph.host import doing_words
+from tracekit.graph.step_graph import launch_bound
 from tracekit.graph.study import Study
 from tracekit.trace.events import BoolArray
 
@@ -97,6 +98,7 @@ def _late(study: Study, culprit: Culprit) -> Reason:
     name = max(said, key=lambda text: said[text], default="")
     if name and said[name] < 0.3 * sum(said.values()):
         name = ""
-    known = (graph.returned[heavy] != np.iinfo(np.int64).min).any()
+    late = launch_bound(graph) & heavy
+    known = int(graph.gap[late].sum()) * 2 > int(graph.gap[heavy].sum())
     once = culprit.steps <= max(1, graph.steps // 4) and graph.steps > 2
     return Reason("pause" if once else "host" if known else "gap", doing=doing_words(name), name=name)

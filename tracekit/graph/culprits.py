@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from tracekit.graph.excess import Loads, loads_of, without_excess
+from tracekit.graph.excess import Loads, loads_of, without_excess, without_peers
 from tracekit.graph.kinds import Kinds, Places
 from tracekit.graph.step_graph import StepGraph
 from tracekit.job.model import Job
@@ -93,10 +93,11 @@ class _Candidate:
 def culprits_of(job: Job, graph: StepGraph, kinds: Kinds, places: Places) -> Search:
     """The causes that a replay confirms, the one that wins most first."""
     loads = loads_of(graph, kinds, places)
+    alone = set(without_peers(places).tolist())  # beside ranks that were not read, what they wait for is not known
     measured = Costs(graph.cost, graph.delay, graph.host_lag)
     step = _step(graph, measured)
     candidates = [
-        *_ranks(graph, loads),
+        *(c for c in _ranks(graph, loads) if not (job.missing_ranks and c.ranks[0] in alone)),
         *_nodes(job, graph, loads),
         *_stages(graph, kinds, places, loads),
         *_groups(job, graph, kinds, loads),

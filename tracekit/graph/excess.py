@@ -62,7 +62,7 @@ def _above(own: Floats, reference: Floats) -> Floats:
 def loads_of(graph: StepGraph, kinds: Kinds, places: Places) -> Loads:
     """Loads of all ranks and slots beside those of their peers."""
     stage = places.of(graph.rank, places.stage)
-    alone = _alone(places)
+    alone = without_peers(places)
     slot = _slots(graph, kinds, np.where(np.isin(graph.rank, alone), -2, stage), np.isin(graph.rank, alone))
     key = slot * (int(graph.rank.max()) + 1) + graph.rank
     entries, of_node = np.unique(key, return_inverse=True)
@@ -76,7 +76,7 @@ def loads_of(graph: StepGraph, kinds: Kinds, places: Places) -> Loads:
     return Loads(rank, entry_slot, graph.step[first].astype(np.int64), compute, reference, gap, _of_others(entry_slot, gap), of_node)
 
 
-def _alone(places: Places) -> Int64Array:
+def without_peers(places: Places) -> Int64Array:
     """Ranks without another one in their stage, in a job of several ranks."""
     size = pd.Series(places.stage).groupby(places.stage).transform("size").to_numpy()
     return places.ranks[size == 1] if len(places.ranks) > 1 else places.ranks[:0]
