@@ -166,3 +166,13 @@ def test_kernels_that_the_user_names():
 def test_a_rule_that_makes_no_sense_is_refused(text):
     with pytest.raises(UsageError, match="communication"):
         parse_communication(text)
+
+
+def test_peer_copies_of_a_fused_operator_are_the_collective_and_its_kernels_compute():
+    trace = Trace(0, 2)
+    trace.operator("symm_mem::fused_all_gather_matmul", 10, 80)
+    for i in range(2):
+        trace.kernel(PEER, 100 + 100 * i, 50, stream=21, cat="gpu_memcpy", launch=20 + 10 * i)
+    trace.kernel("nvjet_tst_128x64", 300, 100, launch=60)
+    assert [row[:2] for row in operations(trace, "kind", "kernels")] == [("all_gather", 2)]
+    assert step_of(trace) == {"compute_us": 100, "exposed_comm_us": 100, "hidden_comm_us": 0, "memory_copy_us": 0}

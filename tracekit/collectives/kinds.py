@@ -105,6 +105,19 @@ def kind_of_operator(text: str) -> str | None:
     return None if kind == "unknown" else kind
 
 
+_FUSED = re.compile(r"symm_mem::_?fused_\w*?(all_gather|reduce_scatter|all_reduce|all_to_all)\w*")
+
+
+@lru_cache(maxsize=65536)
+def kind_of_fused_operator(text: str) -> str | None:
+    """Kind of the collective in an operator that fuses it with a multiplication (``symm_mem::fused_all_gather_matmul``); else None.
+
+    Its kernels mostly compute; the copies between devices in it are the collective's transfer.
+    """
+    found = _FUSED.fullmatch(text)
+    return found.group(1) if found is not None else None
+
+
 def _without_algorithm(name: str) -> str:
     """``multimem_one_shot_all_reduce_out`` becomes ``all_reduce``."""
     name = name.strip("_")

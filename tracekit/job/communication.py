@@ -13,7 +13,14 @@ import re
 
 import numpy as np
 
-from tracekit.collectives.kinds import computes, kernel_class, kind_of_annotation, kind_of_collective_name, kind_of_operator
+from tracekit.collectives.kinds import (
+    computes,
+    kernel_class,
+    kind_of_annotation,
+    kind_of_collective_name,
+    kind_of_fused_operator,
+    kind_of_operator,
+)
 from tracekit.collectives.named import Named, named_class
 from tracekit.trace import correlate
 from tracekit.trace.events import BoolArray, Category, Int64Array, RankTables
@@ -84,7 +91,18 @@ def is_communication(tables: RankTables, rows: Int64Array, launch: Int64Array, n
         served = np.isin(call[open_], call[found & _moves(tables, rows)])
         peers = tables.each_text(names, lambda text: _BETWEEN_DEVICES.search(text) is not None)
         found[open_] = np.where(kernels[open_], ~prepared & ~served & ~computing, (~prepared & ~served) | peers)
+    _fused_transfers(tables, rows, launch, found)
     return found
+
+
+def _fused_transfers(tables: RankTables, rows: Int64Array, launch: Int64Array, found: BoolArray) -> None:
+    """Mark copies between devices inside an operator that fuses a collective with a multiplication, in place."""
+    host = host_ranges(tables)
+    fused = host[tables.each_text(tables.name[host], lambda text: kind_of_fused_operator(text) is not None)]
+    if len(fused):
+        copies = np.flatnonzero((tables.category[rows] == Category.MEMCPY) & ~found)
+        peers = tables.each_text(tables.name[rows[copies]], lambda text: _BETWEEN_DEVICES.search(text) is not None)
+        found[copies[peers & (around(tables, launch[copies], fused) >= 0)]] = True
 
 
 def _moves(tables: RankTables, rows: Int64Array) -> BoolArray:

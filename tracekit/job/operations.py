@@ -121,7 +121,7 @@ def _coded_rows(tables: RankTables, rows: Int64Array, wanted: Callable[[str], bo
 def _links(tables: RankTables, rows: Int64Array, launch: Int64Array, start: Int64Array) -> Links:
     side = tables.side["communication"]
     host = host_ranges(tables)
-    calls = _coded_rows(tables, host, lambda text: kinds.kind_of_operator(text) is not None)
+    calls = _coded_rows(tables, host, lambda text: _kind_of_operator(text) != "")
     annotations = _coded_rows(tables, host, lambda text: kinds.kind_of_annotation(text) is not None and not text.startswith(HOST_BACKENDS))
     contexts = _coded_rows(tables, tables.rows(Category.USER_ANNOTATION), is_context)
     recorded = records(tables)
@@ -172,7 +172,7 @@ def _kinds(tables: RankTables, rows: Int64Array, links: Links, named: Named) -> 
         (np.where(links.barrier >= 0, "barrier", "").astype(object), 0),
         (of_side(links.own), 0),
         (of_side(_side_rows(tables, links.record)), 0),
-        (lookup(tables, _names(tables, links.operator), lambda t: kinds.kind_of_operator(t) or ""), 1),
+        (lookup(tables, _names(tables, links.operator), _kind_of_operator), 1),
         (lookup(tables, _names(tables, links.annotation), lambda t: kinds.kind_of_annotation(t) or ""), 2),
         (by_kernel, 3),
     ]
@@ -187,6 +187,10 @@ def _kinds(tables: RankTables, rows: Int64Array, links: Links, named: Named) -> 
         decided |= new
     implementation = lookup(tables, names, lambda text: _implementation(text, named))
     return pd.Categorical(kind), implementation, schema.categorical(evidence, EVIDENCE)
+
+
+def _kind_of_operator(text: str) -> str:
+    return kinds.kind_of_operator(text) or kinds.kind_of_fused_operator(text) or ""
 
 
 def _side_rows(tables: RankTables, rows: Int64Array) -> Int64Array:
