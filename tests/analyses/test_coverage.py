@@ -59,7 +59,7 @@ def test_what_is_known_of_the_communication_is_counted_by_axis_and_kind() -> Non
         trace.collective("allreduce", 100, 50, seq=1, launch=10)
         trace.collective("allreduce", 200, 50, seq=2 + rank, launch=20)
         trace.collective("_allgather_base", 300, 50, launch=30)
-        trace.kernel("ncclKernel_Broadcast_RING_LL_Sum_int8_t(ncclDevComm*)", 400 + rank, 30, launch=90)
+        trace.kernel("nvshmem_broadcast_kernel(ncclDevComm*)", 400 + rank, 30, launch=90)
     result = coverage.analyze(job_of(*traces))
     assert result.known.to_dict("records") == [
         {"axis": "unknown", "kind": "broadcast", "operations": 2, "matched": 2, "by_order": 2, "group_known": 0, "bytes_known": 0},
