@@ -5,7 +5,7 @@
     flows       from the host call to what it launched; from rank to rank of a matched collective, in the order of arrival; from a send
                 to its recv
     counters    memory of each device by owner, as far as it was recorded
-    findings    instants on a process of their own, above the ranks
+    findings    instants on a process of their own, above the ranks, and on the ranks that they are about
 
 Slices of the device have the ends that the analysis counts with. The file opens in ui.perfetto.dev; what it leaves out is in ``otherData``.
 """
@@ -255,12 +255,16 @@ def _findings(merge: _Merge, results: Mapping[str, Result], counts: dict[str, in
     for number, finding in enumerate(found, 1):
         told = {"severity": finding.severity, "evidence": finding.evidence, "advice": finding.advice}
         yield chrome.event(ph="M", pid=pid, tid=number, name="thread_name", args={"name": f"{finding.severity}: {finding.id}"})
-        yield chrome.event(ph="i", s="t", pid=pid, tid=number, ts=at / 1000, name=finding.text, cat="finding", args=told)
+        mark = {"ph": "i", "s": "t", "ts": at / 1000, "name": finding.text, "cat": "finding", "args": told}
+        yield chrome.event(pid=pid, tid=number, **mark)
+        for rank in finding.subject.ranks:  # and on the ranks that it is about
+            if rank in merge.tid_of:
+                yield chrome.event(pid=rank, tid=merge.tid(rank, "finding", "findings", 0), **mark)
 
 
 def _names(merge: _Merge) -> Iterator[bytes]:
     """Names and order of processes and tracks."""
-    order = {"host": 0, "annotation": 1, "compute": 2, "copy": 2, "communication": 3}
+    order = {"finding": -1, "host": 0, "annotation": 1, "compute": 2, "copy": 2, "communication": 3}
     for rank, tracks in sorted(merge.tid_of.items()):
         yield chrome.event(ph="M", pid=rank, tid=0, name="process_name", args={"name": rank_name(merge.job, rank)})
         yield chrome.event(ph="M", pid=rank, tid=0, name="process_sort_index", args={"sort_index": rank})
