@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tracekit.readers.hang_files import DONE, STARTED, STATES, Dump, Frame, NcclLog, Stacks
+from tracekit.readers.hang_files import DONE, STARTED, STATES, Dump, Frame, GroupInfo, NcclLog, Stacks
 from tracekit.trace.events import Int64Array
 
 #: Errors by which a rank only says that another one has gone.
@@ -130,22 +130,35 @@ def _as_it_failed(dump: Dump, stacks: Stacks) -> Dump:
 
 
 def _groups(dumps: Mapping[int, Dump], axes: Mapping[tuple[int, ...], str]) -> list[Group]:
-    """Groups of one name with one list of members are one; without a list those of one name and description."""
-    found: dict[tuple[str, tuple[int, ...] | str], Group] = {}
-    seen: dict[tuple[str, tuple[int, ...] | str], list[tuple[int, int]]] = {}
+    """Groups of one name with one list of members are one. Without a list a rank is in the only group of that name that has one.
+
+    The default group is one, whatever its lists say: gloo keeps there the members of whichever group was made last.
+    """
+    lists: dict[tuple[str, str], set[tuple[int, ...]]] = {}
+    for rank, dump in dumps.items():
+        for info in dump.groups:
+            if info.ranks and rank in info.ranks:
+                lists.setdefault((info.name, info.description), set()).add(tuple(sorted(info.ranks)))
+    found: dict[tuple[str, str, tuple[int, ...]], Group] = {}
     for rank, dump in sorted(dumps.items()):
         for number, info in enumerate(dump.groups):
-            ranks = tuple(sorted(info.ranks)) if info.ranks and rank in info.ranks else None
-            key = (info.name, ranks or info.description)
-            found.setdefault(key, Group(info.name, info.description, ranks or (), ranks is not None))
-            seen.setdefault(key, []).append((rank, number))
-    for key, group in found.items():
-        if not group.whole:
-            group.ranks = tuple(sorted({rank for rank, _ in seen[key]}))
+            ranks = _members(info, rank, lists.get((info.name, info.description), set()))
+            group = found.setdefault((info.name, info.description, ranks), Group(info.name, info.description, ranks, bool(ranks)))
+            group.calls[rank] = np.flatnonzero(dump.calls.group == number).astype(np.int64)
+    for group in found.values():
+        group.ranks = group.ranks or tuple(sorted(group.calls))
         group.axis = axes.get(group.ranks, "world" if group.description == "default_pg" else "")
-        for rank, number in seen[key]:
-            group.calls[rank] = np.flatnonzero(dumps[rank].calls.group == number).astype(np.int64)
     return list(found.values())
+
+
+def _members(info: GroupInfo, rank: int, lists: set[tuple[int, ...]]) -> tuple[int, ...]:
+    """The members of a rank's group by its own list or the others'; () where none tells."""
+    if info.description == "default_pg" and lists:
+        return max(lists, key=len)
+    if info.ranks and rank in info.ranks:
+        return tuple(sorted(info.ranks))
+    fitting = [ranks for ranks in lists if rank in ranks]
+    return fitting[0] if len(fitting) == 1 else ()
 
 
 @dataclass(frozen=True)
