@@ -201,3 +201,10 @@ def test_writing_replaces_an_old_report(tmp_path: Path) -> None:
     html.write(target, {}, document(job(), {}))
     assert target.read_bytes() == html.render({}, document(job(), {})).encode()
     assert list(tmp_path.iterdir()) == [target]
+
+
+def test_what_follows_from_a_cause_stands_under_it_once() -> None:
+    finding = Finding("stragglers.rank", "warning", "Rank 3 is late.", consequences=("a", "b", "a", "c", "d"))
+    page = html.render({"stragglers": Given([finding])}, document(job(), {"stragglers": Given([finding])}), "plotly.min.js")
+    assert page.count("<span>a</span>") == 1
+    assert "1 more that follow from it" in page
