@@ -302,6 +302,8 @@ def _pipeline(builder: _Builder, document: Mapping[str, Any]) -> bool:
     label = "pipeline bubble"
     runs: dict[tuple[int, Any], tuple[float, float]] = {}
     for row in found.get("by_rank") or []:
+        if row["bubble_us"] is None or row["run_us"] is None:
+            continue
         bubble, whole = runs.get((row["rank"], row["step"]), (0.0, 0.0))
         runs[row["rank"], row["step"]] = (bubble + row["bubble_us"], whole + row["run_us"])
     values = [(rank, step, bubble / whole) for (rank, step), (bubble, whole) in runs.items() if whole > 0]
