@@ -1,6 +1,6 @@
 """Work of each step by class: what one run can be held against another, whatever its pids, streams and kernel names.
 
-Per rank and step (the step that launched a piece of work, where the launch is known; else the step it starts in):
+Per rank and step (the step that launched a piece of work, else the step it starts in; what was launched before the recording is left out):
 
     compute     calls and time of kernels and copies by the operator around their launch and its shapes; by kernel name where no
                 operator is known; on CPU jobs of the top-level operators. Each piece counts by itself [ns]
@@ -24,7 +24,7 @@ from tracekit.analyses._common import UNKNOWN_AXIS, axes, codes, text_of, whole
 from tracekit.findings import Finding, Section
 from tracekit.job.activity import Activity, Work
 from tracekit.job.model import Job
-from tracekit.trace.events import Int64Array, RankTables
+from tracekit.trace.events import BoolArray, Int64Array, RankTables
 from tracekit.trace.steps import PHASE_NAMES, StepTimes, step_times
 from tracekit.units import NS_PER_US, NULL
 
@@ -59,7 +59,8 @@ def reduce(activity: Activity) -> StepWork | None:
     step = (
         np.where(device.launch_step >= 0, device.launch_step, device.step).astype(np.int64) if marked else np.zeros(len(device), np.int64)
     )
-    chosen = np.flatnonzero((device.work != Work.COMMUNICATION) & (step >= 0) & (step < len(times)))
+    own = (device.work != Work.COMMUNICATION) & ~_launched_before(activity)
+    chosen = np.flatnonzero(own & (step >= 0) & (step < len(times)))
     step, length = step[chosen], (device.end - device.start)[chosen]
     work = device.work[chosen].astype(np.int64)
     name, row = _operator(activity, chosen)
@@ -79,6 +80,20 @@ def reduce(activity: Activity) -> StepWork | None:
         time_kept.append(time[rest].sum(axis=0, keepdims=True))
     phases = _phases(activity, chosen, step, length, times)
     return StepWork(keys, kernels, np.concatenate(calls_kept), np.concatenate(time_kept), phases, len(activity.phases.start) > 0)
+
+
+def _launched_before(activity: Activity) -> BoolArray:
+    """Work without a launch that starts before any of its stream that has one: a step ahead of the recording launched it."""
+    device = activity.device
+    known = device.launch_ts != NULL
+    if activity.on_cpu or not known.any():
+        return np.zeros(len(device), np.bool_)
+    _, stream = np.unique(np.stack([device.device, device.stream]), axis=1, return_inverse=True)
+    stream = stream.reshape(-1)
+    first = np.full(int(stream.max()) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(first, stream[known], device.start[known])
+    before: BoolArray = ~known & (device.start < first[stream])
+    return before
 
 
 def _operator(activity: Activity, chosen: Int64Array) -> tuple[Int64Array, Int64Array]:
