@@ -35,7 +35,7 @@ def test_so_does_one_rank_alone(name):
 
 
 def test_there_is_a_sample_of_every_workload():
-    workloads = {path.stem for path in (FOLDER.parent / "tracekit.workloads").glob("*.py")} - {"__init__"}
+    workloads = {path.stem for path in (FOLDER.parent / "workloads").glob("*.py")} - {"__init__"}
     recorded = {manifest.strategy for name in SAMPLES for manifest in read(name).manifests.values()}
     assert workloads == recorded
 
