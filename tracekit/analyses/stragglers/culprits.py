@@ -17,7 +17,7 @@ from tracekit.units import format_ns, listed, plural, shortened
 
 _ADVICE = {
     "more_kernels": "Find what this rank computes more of: uneven layers or parameters, another code path, evaluation on one rank only.",
-    "slower_kernels": "Compare this device's clocks, temperature and power (nvidia-smi -q -d CLOCK,PERFORMANCE; rocm-smi) with its peers'; "
+    "slower_kernels": "Compare this device's clocks, temperature and power{tool} with its peers'; "
     "exchange it if they differ, look for larger inputs if they don't.",
     "tokens": "Balance the router (auxiliary loss, bias), limit the capacity, or place the busiest experts on other ranks.",
     "host": "Move that work off the training loop's thread, or spread it over all ranks: data loading in worker processes with prefetch, "
@@ -30,6 +30,13 @@ _ADVICE = {
     "moving_host": "Look for jitter of the hosts: garbage collection, data loading, other processes on the same cores, power saving.",
     "moving": "Even out the work of one step: pack or bucket sequences by length, balance tokens over ranks, not samples.",
 }
+#: The same where operators on a host are the work: nothing there has stream waits, or a network card of its own.
+_ADVICE_ON_CPU = {
+    "slower_kernels": "Look at what else runs on this rank's cores, at its number of threads and their pinning; else for larger inputs.",
+    "gap": "That is Python between operators, waiting for input, or another process on its cores: record stacks (with_stack=True).",
+    "link": "Check where the group's ranks are placed, and what else uses the network between them.",
+}
+_TOOLS = (("nvidia", " (nvidia-smi -q -d CLOCK,PERFORMANCE)"), ("tesla", " (nvidia-smi -q -d CLOCK,PERFORMANCE)"), ("amd", " (rocm-smi)"))
 
 
 #: Findings of other analyses that only measure how ranks differ; who differs, and what it costs, is said here.
@@ -85,13 +92,25 @@ def _finding(study: Study, culprit: Culprit, reason: Reason, waits: pd.DataFrame
         unit="us",
         evidence=f"replay of {plural(study.graph.steps, 'step')} over {plural(len(study.places.ranks), 'rank')} "
         f"(it misses the measured step by {study.error:.1%})",
-        advice=_ADVICE["stage" if culprit.scope == "stage" else reason.kind],
+        advice=_advice(study, "stage" if culprit.scope == "stage" else reason.kind),
         weight_ns=int(culprit.gain_ns),
         gain_ns=int(culprit.gain_ns),
         subject=subject,
         consequences=tuple(_consequences(study, culprit, waits, span)) if first else (),
         absorbs=_ABSORBED if first else (),
     )
+
+
+def _on_cpu(study: Study) -> bool:
+    return bool(study.job.traced) and all(window.on_cpu for window in study.job.traced)
+
+
+def _advice(study: Study, kind: str) -> str:
+    """What to do, in words of the job's own device."""
+    if _on_cpu(study) and kind in _ADVICE_ON_CPU:
+        return _ADVICE_ON_CPU[kind]
+    device = study.job.device.lower()
+    return _ADVICE[kind].replace("{tool}", next((tool for word, tool in _TOOLS if word in device), ""))
 
 
 def _what(study: Study, culprit: Culprit, reason: Reason, span: str) -> str:
@@ -133,6 +152,8 @@ def _of_rank(study: Study, culprit: Culprit, reason: Reason, who: str, longer: s
         when = f"in {plural(culprit.steps, 'step')} of {study.graph.steps}"
         cost = f"{format_ns(culprit.excess_ns * study.graph.steps)} in all"
         return f"The host of {who[0].lower()}{who[1:]} stopped {when}{_doing(reason)}: {cost} more than its peers."
+    if reason.kind == "gap" and _on_cpu(study):
+        return f"{who} runs no operator for {longer}, and nothing in the trace says what it did."
     if reason.kind == "gap":
         return f"The device of {who[0].lower()}{who[1:]} waits {longer} for work, with nothing in the trace that says for what."
     return f"{who} needs {longer}."
