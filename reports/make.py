@@ -40,7 +40,7 @@ def make(folder: Path) -> None:
     """Write all pages into ``folder``."""
     (folder / PLOTLY).write_bytes(plotly_source())
     cards = []
-    for sample in sorted(path for path in SAMPLES.iterdir() if path.is_dir() and not path.name.startswith("hang_")):
+    for sample in sorted(path for path in SAMPLES.iterdir() if path.is_dir()):
         job = load_job([str(sample)], LoadOptions(), analyses.reducers())
         results = analyses.run(job)
         found = document(job, results)

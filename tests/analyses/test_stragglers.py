@@ -44,7 +44,7 @@ def test_the_last_rank_to_arrive_is_charged_with_the_waits_of_the_others() -> No
 def test_the_finding_says_who_makes_how_many_wait_how_long_and_where() -> None:
     first, *_ = stragglers.analyze(tensor_parallel([0, 0, 0, 600, 0, 0, 0, 0], count=12)).findings()
     assert first.text == (
-        "The device of rank 3 waits 600 us longer a step than its peers for work, with nothing in the trace that says for what. "
+        "The device of rank 3 waits longer for work than its peers', and nothing in the trace says for what. "
         "Without it a step would be 600 us shorter (60.0%)."
     )
     assert (first.id, first.severity, first.value, first.unit, first.gain_ns) == ("stragglers.rank", "critical", 600.0, "us", 600_000)

@@ -129,7 +129,7 @@ def _what(study: Study, culprit: Culprit, reason: Reason, span: str) -> str:
         lead = f"Stage {culprit.stage} (rank{'s' if several else ''} {ranks}) computes {more} longer {span} than the other stages"
         return f"{lead}: {_of_stage(reason, several)}."
     who = f"The node of ranks {ranks}" if culprit.scope == "node" else f"Rank {ranks}"
-    return _of_rank(study, culprit, reason, who, f"{more} longer {span} than its peers", f"{more} later {span} than its peers'")
+    return _of_rank(study, culprit, reason, who, span)
 
 
 def _of_stage(reason: Reason, several: bool) -> str:
@@ -139,7 +139,9 @@ def _of_stage(reason: Reason, several: bool) -> str:
     return f"it runs {reason.factor:.2f} times as many kernels" if reason.factor > 1 else "it holds more work"
 
 
-def _of_rank(study: Study, culprit: Culprit, reason: Reason, who: str, longer: str, later: str) -> str:
+def _of_rank(study: Study, culprit: Culprit, reason: Reason, who: str, span: str) -> str:
+    more = format_ns(min(culprit.excess_ns, study.search.step_ns))
+    longer, later = f"{more} longer {span} than its peers", f"{more} later {span} than its peers'"
     if reason.kind == "more_kernels":
         return f"{who} computes {longer}: it runs {reason.factor:.2f} times as many kernels."
     if reason.kind == "slower_kernels":
@@ -153,9 +155,10 @@ def _of_rank(study: Study, culprit: Culprit, reason: Reason, who: str, longer: s
         cost = f"{format_ns(culprit.excess_ns * study.graph.steps)} in all"
         return f"The host of {who[0].lower()}{who[1:]} stopped {when}{_doing(reason)}: {cost} more than its peers."
     if reason.kind == "gap" and _on_cpu(study):
-        return f"{who} runs no operator for {longer}, and nothing in the trace says what it did."
+        return f"{who} spends more of {span} between operators than its peers, and nothing in the trace says what it did."
     if reason.kind == "gap":
-        return f"The device of {who[0].lower()}{who[1:]} waits {longer} for work, with nothing in the trace that says for what."
+        # gaps of several streams may cover each other: their sum is no time of a step
+        return f"The device of {who[0].lower()}{who[1:]} waits longer for work than its peers', and nothing in the trace says for what."
     return f"{who} needs {longer}."
 
 
