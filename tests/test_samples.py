@@ -10,7 +10,7 @@ from tracekit.job.load import LoadOptions, load_job
 
 FOLDER = Path(__file__).resolve().parents[1] / "sample_traces"
 SAMPLES = sorted(path.parent.name for path in FOLDER.glob("*/rank_00000.manifest.json"))
-ALONE = sorted(path.name for path in FOLDER.glob("*_fake_*"))
+ALONE = sorted(path.name for path in FOLDER.glob("*_fake_*") if path.is_dir())
 
 
 def read(name):
