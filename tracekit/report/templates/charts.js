@@ -10,6 +10,7 @@ for (const block of document.querySelectorAll(".block.plot")) {
     const axis = { gridcolor: line, zerolinecolor: line, linecolor: line, tickcolor: line, automargin: true, fixedrange: true };
     const heat = figure.data.some((trace) => trace.type === "heatmap");
     for (const trace of figure.data) {
+      if (!trace.meta) continue; // the invisible points that a graph's boxes and arrows hang on
       if (trace.meta.role === "heat") {
         trace.colorscale = [0, 1, 2, 3, 4].map((step) => [step / 4, tracekit.color("--heat-" + step)]);
         trace.colorbar = { ...trace.colorbar, tickfont: { color: soft } };
