@@ -59,7 +59,8 @@ def graph_figure(info: GraphInfo) -> dict[str, Any]:
     for source, target, label in info.arrows:
         a, b = (info.x[source], info.y[source]), (info.x[target], info.y[target])
         arrow = {"x": b[0], "y": b[1], "ax": a[0], "ay": a[1], "xref": "x", "yref": "y", "axref": "x", "ayref": "y", "text": ""}
-        notes.append({**arrow, "showarrow": True, "arrowhead": 2, "arrowsize": 1.2, "arrowwidth": 1.4, "standoff": 100, "startstandoff": 60})
+        gaps = {"standoff": 100, "startstandoff": 60}  # [px] of the boxes' text
+        notes.append({**arrow, **gaps, "showarrow": True, "arrowhead": 2, "arrowsize": 1.2, "arrowwidth": 1.4})
         middle = {"x": a[0] + 0.5 * (b[0] - a[0]), "y": a[1] + 0.5 * (b[1] - a[1]), "yshift": 26, "showarrow": False}
         notes.append({**middle, "text": _wrapped(label, 26), "font": {"size": 10}})
     for x, y, label, marked in zip(info.x, info.y, info.labels, info.marked, strict=True):
