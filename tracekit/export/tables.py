@@ -128,6 +128,8 @@ def job_tables(job: Job, results: Mapping[str, Result]) -> dict[str, JobTable]:
             schema = _schema_of(module, frame)
             columns = schema.columns if schema is not None else tuple(Column(c, str(frame[c].dtype), "", "") for c in frame.columns)
             found[title] = JobTable(title, _first_line(module), public(frame, columns), columns)
+    peaks = found["memory_peaks"]
+    found["memory"] = JobTable("memory", peaks.about, peaks.frame, peaks.columns)  # the short name that people try first
     return found
 
 
@@ -222,9 +224,11 @@ def _table(schema: Schema, frame: pd.DataFrame) -> JobTable:
 
 
 def _frames(result: Result) -> list[tuple[str, pd.DataFrame]]:
-    """The frames among the fields of a result."""
+    """The frames among the fields of a result, and its ``rows`` where they are put together."""
     inner: Any = result.result if isinstance(result, Held) else result
-    found = [(each.name, getattr(inner, each.name)) for each in fields(inner)]
+    names = [each.name for each in fields(inner)]
+    names += ["rows"] if "rows" not in names and isinstance(getattr(type(inner), "rows", None), property) else []
+    found = [(name, getattr(inner, name)) for name in names]
     return [(name, value) for name, value in found if isinstance(value, pd.DataFrame)]
 
 
