@@ -48,6 +48,30 @@ def category_of(event: dict[str, Any]) -> Category:
     return CATEGORY_NAMES.get(event.get("cat", ""), Category.OTHER)
 
 
+def _by_name(category: Category, name: str) -> Category:
+    """What a device's command processor lists among its work: waits and marks are none, requests to the DMA engine are copies."""
+    if category != Category.KERNEL:
+        return category
+    if name in ("event_wait", "event_record", "wait_event", "record_event", "stream_wait_event"):
+        return Category.SYNC
+    return Category.MEMCPY if name == "dma_request" else category
+
+
+def _close_pairs(columns: dict[str, list[int]]) -> None:
+    """Thread by thread in order of time: an event of ``ph`` E closes the latest B that is open, which is then a complete event."""
+    opened: dict[int, list[int]] = {}
+    for row in sorted(range(len(columns["ts"])), key=lambda row: (columns["ts"][row], row)):
+        if columns["ts"][row] == NULL:
+            continue
+        stack = opened.setdefault(columns["lane"][row], [])
+        if columns["phase"][row] == ord("B"):
+            stack.append(row)
+        elif columns["phase"][row] == ord("E") and stack:
+            begin = stack.pop()
+            columns["phase"][begin] = ord("X")
+            columns["dur"][begin] = columns["ts"][row] - columns["ts"][begin]
+
+
 def tables_from_document(document: dict[str, Any], file: str = "made.json") -> RankTables:
     """Tables of a document parsed by ``json.loads(text, parse_float=str)`` (or plain Python numbers)."""
     base = int(document.get("baseTimeNanoseconds", 0))
@@ -69,12 +93,13 @@ def tables_from_document(document: dict[str, Any], file: str = "made.json") -> R
         columns["ts"].append(NULL if ts == NULL else ts + base)
         columns["dur"].append(_scaled(event.get("dur"), 3))
         columns["name"].append(pool.code(event.get("name")))
-        columns["category"].append(int(category_of(event)))
+        category = category_of(event)
+        columns["category"].append(int(_by_name(category, event.get("name", ""))))
         columns["phase"].append(ord(event["ph"]) if len(event.get("ph", "")) == 1 else 0)
         columns["lane"].append(lanes.setdefault((_place(event.get("pid")), _place(event.get("tid"))), len(lanes)))
         columns["correlation"].append(_integer(args.get("correlation")))
         columns["external_id"].append(_integer(args.get("External id", args.get("external id"))))
-        on_device = columns["category"][-1] in (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
+        on_device = category in (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
         for key, place in (("stream", _place(event.get("tid"))), ("device", _place(event.get("pid")))):
             number = _integer(args.get(key))
             if number == NULL and on_device and isinstance(place, int) and 0 <= place < (2**31 - 1 if key == "stream" else 1024):
@@ -87,6 +112,7 @@ def tables_from_document(document: dict[str, Any], file: str = "made.json") -> R
                 side[table]["row"].append(row)
                 for key, kind in keys.items():
                     side[table][key].append(_side_value(args, key, kind, pool))
+    _close_pairs(columns)
     return RankTables(
         **{k: np.array(v, _COLUMN_DTYPES.get(k, np.int64)) for k, v in columns.items()},
         side={

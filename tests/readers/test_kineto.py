@@ -22,6 +22,8 @@ from tracekit.readers.kineto import read_trace
 from tracekit.trace.events import Category
 
 words = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=12) | st.sampled_from(["aten::mm", '"},{"ph"', "a\\b", "[memory]"])
+# Hypothesis draws the program's own words, too: launches on several processes are refused (test_oddities.py), not read.
+names = words.filter(lambda text: "launch" not in text.lower()) | st.sampled_from(["event_wait", "event_record", "dma_request"])
 micros = st.decimals(0, 10**13, places=3, allow_nan=False).map(str) | st.integers(-5, 10**13).map(str) | st.just("1.5e3")
 args = st.fixed_dictionaries(
     {},
@@ -44,9 +46,9 @@ args = st.fixed_dictionaries(
 @st.composite
 def events(draw):
     event = {
-        "ph": draw(st.sampled_from(["X", "X", "X", "i", "s", "f", "M"])),
+        "ph": draw(st.sampled_from(["X", "X", "X", "i", "s", "f", "M", "B", "E"])),
         "cat": draw(st.sampled_from(["cpu_op", "kernel", "cuda_runtime", "ac2g", "Operator", "new_thing"])),
-        "name": draw(words),
+        "name": draw(names),
         "pid": draw(st.integers(0, 3) | st.just("Spans")),
         "tid": draw(st.integers(0, 3) | st.just("stream x")),
         "ts": _Raw(draw(micros)),
@@ -87,7 +89,8 @@ def test_every_column_equals_the_obvious_reading(made, indent, random, chunk):
     document = {"schemaVersion": 1, "baseTimeNanoseconds": 1_700_000_000_000_000_000, "traceEvents": made, "traceName": 'a "b"'}
     text = dump(document, indent, random)
     want = oracle.tables(text)
-    if not (want.phase == ord("X")).any() and not np.isin(want.category, [1, 3, 4, 9]).any():
+    nothing = [Category.OTHER, Category.METADATA, Category.TRACE]
+    if not (want.phase == ord("X")).any() and np.isin(want.category, nothing).all():
         with pytest.raises(InputError, match="no events"):
             read(text, chunk=chunk)
         return

@@ -102,7 +102,7 @@ def unite(windows: Sequence[tuple[int, Sequence[LocalGroup]]], world_size: int |
     for key, claim in zip((key for own in keys for key in own), every, strict=True):
         by_key.setdefault(key, []).append(claim)
     ordered = sorted(by_key, key=lambda key: (_natural(key[0]), key[1:]))
-    united = [_united(by_key[key]) for key in ordered]
+    united = [_united(key[0], by_key[key]) for key in ordered]
     notes += [found for key, group in zip(ordered, united, strict=True) for found in _contradictions(by_key[key], group, world_size)]
     united = [_renamed(group, identifier) for group, identifier in zip(united, _identifiers(united), strict=True)]
     index = {key: i for i, key in enumerate(ordered)}
@@ -211,12 +211,13 @@ def _settle(cluster: Sequence[_Claim], world_size: int | None) -> list[Note]:
     return notes
 
 
-def _united(claims: Sequence[_Claim]) -> ProcessGroup:
+def _united(name: str, claims: Sequence[_Claim]) -> ProcessGroup:
+    """The group of these claims; ``name`` is the one to use where ranks number it differently."""
     first = min(claims, key=lambda c: (c.ranks or (), c.known))
     descriptions = sorted({claim.group.description for claim in claims})
     described = [text for text in descriptions if text not in NO_DESCRIPTION]
     known = () if first.ranks is not None else first.known
-    return ProcessGroup("", first.group.name, (described or descriptions)[0], first.ranks, known, first.size or len(first.ranks or ()))
+    return ProcessGroup("", name, (described or descriptions)[0], first.ranks, known, first.size or len(first.ranks or ()))
 
 
 def _contradictions(claims: Sequence[_Claim], group: ProcessGroup, world_size: int | None) -> list[Note]:
