@@ -186,7 +186,8 @@ def test_one_group_that_ranks_number_differently_is_one() -> None:
     def tp(name: str) -> LocalGroup:
         return LocalGroup(name, "mesh_tp", (0, 1), 2)
 
-    united, notes = unite([(0, [tp("3")]), (1, [tp("5")])], 2)
-    assert ([(g.name, g.ranks) for g in united.groups], united.index, notes) == ([("3", (0, 1))], [[0], [0]], [])
+    for windows in ([(0, [tp("3")]), (1, [tp("5")])], [(0, [tp("5")]), (1, [tp("3")])]):
+        united, notes = unite(windows, 2)
+        assert ([(g.id, g.name, g.ranks) for g in united.groups], united.index, notes) == ([("3", "3", (0, 1))], [[0], [0]], [])
     apart, _ = unite([(0, [tp("3"), tp("5")]), (1, [tp("5"), tp("3")])], 2)  # each rank knows two of them
     assert [g.name for g in apart.groups] == ["3", "5"]
