@@ -101,13 +101,18 @@ def test_the_timeline_finds_counts_and_chooses_ranks(report: Path) -> None:
       const count = hits();
       block.querySelector("[data-next]").click();
       const first = hits(), picked = block.querySelector("[data-picked]").textContent;
-      const ranks = block.querySelector("[data-ranks]"); ranks.value = "1"; ranks.dispatchEvent(new Event("change"));
-      return { name, count, first, picked, shown: [...block.querySelectorAll("[data-groups] input")].map((box) => box.checked) };"""
+      const ranks = block.querySelector("[data-ranks]"), shown = {};
+      for (const wanted of ["1", "0"]) {
+        ranks.value = wanted; ranks.dispatchEvent(new Event("change"));
+        shown[wanted] = [...block.querySelectorAll("[data-groups] label")].flatMap((each) => each.control.checked ? [each.textContent] : []);
+      }
+      return { name, count, first, picked, shown, groups: block.querySelectorAll("[data-groups] input").length };"""
     found = seen(report, script)
     assert re.fullmatch(r"[1-9]\d* found", found["count"])
     assert re.fullmatch(r"\d+ of \d+", found["first"])
     assert found["name"] in found["picked"]
-    assert found["shown"] == [False, True]
+    assert found["groups"] == 3  # the two ranks, and the critical path, which is no rank's
+    assert found["shown"] == {"1": ["rank 1"], "0": ["rank 0"]}
 
 
 @pytest.mark.parametrize("width", [400, 1280, 2560])

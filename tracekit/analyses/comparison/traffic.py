@@ -17,12 +17,13 @@ def traffic_lines(prediction: Prediction, measured: Mapping[Key, Volume], step: 
     for key in sorted({*prediction.traffic, *measured}):
         expected, seen = prediction.traffic.get(key, Volume(0, 0)), measured.get(key, Volume(0, 0))
         name = f"collectives.{'.'.join(part or 'unknown' for part in key)}"
+        why = elsewhere(prediction.traffic, measured, key)
         if not expected.calls and not prediction.manifest.expected:
-            size = seen.full_bytes if seen.full_bytes >= 0 else None
-            lines.append(line(f"{name}.calls", prediction.rank, None, seen.calls, "calls", UNKNOWN))
-            lines.append(line(f"{name}.bytes", prediction.rank, None, size, "bytes", UNKNOWN))
+            size, why = seen.full_bytes if seen.full_bytes >= 0 else None, why or UNKNOWN
+            lines.append(line(f"{name}.calls", prediction.rank, None, seen.calls, "calls", why))
+            lines.append(line(f"{name}.bytes", prediction.rank, None, size, "bytes", why))
             continue
-        why = elsewhere(prediction.traffic, measured, key) or cause(prediction, key, expected, seen)
+        why = why or cause(prediction, key, expected, seen)
         lines.append(line(f"{name}.calls", prediction.rank, expected.calls, seen.calls, "calls", why))
         size = expected.full_bytes
         if expected.uncertain:

@@ -384,6 +384,9 @@ for (const block of document.querySelectorAll(".block.timeline")) {
     relayout();
   }
 
+  // The rank of a group of lanes; NaN for the critical path, which runs over all ranks.
+  const rankOf = (group) => Number(/^rank (\d+)$/.exec(group.name)?.[1] ?? NaN);
+
   // "0, 8-15" as a set; null for anything else.
   function chosen(text) {
     const ranks = new Set();
@@ -479,7 +482,7 @@ for (const block of document.querySelectorAll(".block.timeline")) {
     block.querySelector("[data-ranks]").addEventListener("change", (event) => {
       const wanted = chosen(event.target.value);
       event.target.setAttribute("aria-invalid", String(wanted === null));
-      if (wanted) choose((group) => wanted.has(Number(group.name.replace(/\D+/g, ""))));
+      if (wanted) choose((group) => wanted.has(rankOf(group)));
     });
     if (groups.length < 2) block.querySelector("[data-ranks]").closest("label").remove();
     document.addEventListener("tracekit:rank", (event) => {
