@@ -104,7 +104,8 @@ def test_the_timeline_finds_counts_and_chooses_ranks(report: Path) -> None:
       const ranks = block.querySelector("[data-ranks]"), shown = {};
       for (const wanted of ["1", "0"]) {
         ranks.value = wanted; ranks.dispatchEvent(new Event("change"));
-        shown[wanted] = [...block.querySelectorAll("[data-groups] label")].flatMap((each) => each.control.checked ? [each.textContent] : []);
+        shown[wanted] = [...block.querySelectorAll("[data-groups] label")].filter((each) => each.control.checked);
+        shown[wanted] = shown[wanted].map((each) => each.textContent);
       }
       return { name, count, first, picked, shown, groups: block.querySelectorAll("[data-groups] input").length };"""
     found = seen(report, script)
