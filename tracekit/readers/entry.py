@@ -1,7 +1,8 @@
 """The compiled functions that Python calls, and the machine code of them kept on disk.
 
 numba keeps machine code beside the source, in ``__pycache__``, or else in the user's cache folder. It recompiles when the file of the
-function itself changed, but not for the files of what it calls: so a digest of all compiled sources is part of what is compiled here.
+function itself changed, but not for the files of what it calls or takes constants from (the categories' spellings are counted in
+trace/events.py): so a digest of all these sources is part of what is compiled here.
 Where no folder can be written to, everything is compiled again in every process, and ``Compiled.problem`` says so.
 """
 
@@ -15,9 +16,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
+from tracekit import compiled, units
 from tracekit.compiled import KEPT, Native, jit
 from tracekit.readers import keys, lex, numbers, pool, scan
 from tracekit.readers.lex import COMPILED
+from tracekit.trace import events
 
 _SLOW_START = "the compiled reader cannot be kept on disk, so every run compiles it anew: set NUMBA_CACHE_DIR to a writable folder"
 
@@ -46,7 +49,7 @@ def entries() -> Compiled:
 
 
 def _digest() -> int:
-    return sources_digest(lex, numbers, pool, keys, scan)
+    return sources_digest(lex, numbers, pool, keys, scan, compiled, events, units)
 
 
 def sources_digest(*modules: ModuleType) -> int:
