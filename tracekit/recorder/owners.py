@@ -24,16 +24,26 @@ class OwnerLog:
         self._codes: dict[str, int] = {}
         self._rows: list[tuple[int, int, int, int, int, int]] = []
         self._earlier: list[tuple[weakref.ref[torch.Tensor], str, str, str]] = []
+        self._standing: list[tuple[weakref.ref[torch.Tensor], str, str, str]] = []
+        self._begun = 0
         self._room = 1024
         self.active = self.ended = False
         self.left_out = 0
 
     def begin(self) -> None:
-        """The window begins: what was said of tensors that are alive is registered, and from now on everything is."""
+        """The window begins: what was said of tensors that are alive is registered, and from now on everything is.
+
+        The batch of the step before lives until the loop fetches the next one, and torch's profiler tells no free of host memory that is
+        older than itself. So inputs on the host are registered by the step that uses them, or at the end, if they are still there.
+        """
         earlier, self._earlier = self._earlier, []
-        self.active = True
+        self.active, self._begun = True, time.time_ns()
         for reference, category, name, unit in earlier:
-            self.own(reference(), category, name, unit)
+            tensor = reference()
+            if tensor is not None and category == "inputs" and tensor.device.type == "cpu":
+                self._standing.append((reference, category, name, unit))
+            else:
+                self.own(tensor, category, name, unit)
 
     def own(self, tensor: torch.Tensor | None, category: str, name: str = "", unit: str = "", *, time_ns: int | None = None) -> None:
         """The storage of ``tensor`` belongs to ``category`` from now on. Nothing for None, or a tensor without storage of its own.
@@ -63,6 +73,9 @@ class OwnerLog:
 
     def end(self) -> None:
         """The window is over: what is said from now on is nobody's."""
+        standing, self._standing = self._standing, []
+        for reference, category, name, unit in standing:
+            self.own(reference(), category, name, unit, time_ns=self._begun)
         self.active, self.ended, self._earlier = False, True, []
 
     def row(self, address: int, size: int, category: str, name: str = "", unit: str = "", *, time_ns: int | None = None) -> None:
