@@ -42,5 +42,6 @@ def run_job(script: Path, *arguments: str, ranks: int = 2, environment: Mapping[
     finally:
         for process in processes:
             process.kill()
-    assert [process.returncode for process in processes] == [0] * ranks, told[0][-3000:]
+    codes = [process.returncode for process in processes]
+    assert codes == [0] * ranks, f"exit codes {codes}\n" + "\n".join(text[-1500:] for text in told)
     return "\n".join(told)
