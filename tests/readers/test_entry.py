@@ -47,7 +47,7 @@ def test_a_cache_that_cannot_be_read_or_written_costs_time_only(monkeypatch):
         return made
 
     monkeypatch.setattr(entry, "_entries", make)
-    monkeypatch.setattr(entry, "KEPT", True)
+    monkeypatch.setattr(entry, "kept", lambda: True)
     again = entry.entries.__wrapped__()
     assert tried == [True, False]
     assert "NUMBA_CACHE_DIR" in again.problem

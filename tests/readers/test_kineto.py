@@ -326,11 +326,11 @@ def test_without_a_folder_for_compiled_code_reading_works_and_says_so(tmp_path):
     code = (
         "import numba.core.caching as c\n"
         "c.CacheImpl._locator_classes = []\n"
-        "from tracekit.compiled import KEPT\n"
+        "from tracekit.compiled import kept\n"
         "from tracekit.readers.kineto import read_trace\n"
         "from tracekit.readers.sources import find_sources\n"
         f"t = read_trace(find_sources([{str(trace)!r}]).sources[0])\n"
-        "print(KEPT, len(t), [p for p in t.coverage.problems if 'NUMBA_CACHE_DIR' in p])"
+        "print(kept(), len(t), [p for p in t.coverage.problems if 'NUMBA_CACHE_DIR' in p])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("False 7 ['the compiled reader cannot be kept")

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tracekit.compiled import COMPILED, jit
+from tracekit.compiled import late
 from tracekit.job.activity import Activity, Work
 from tracekit.trace.events import BoolArray, Category, Int64Array, RankTables
 from tracekit.units import NULL
@@ -167,7 +167,7 @@ def levels(start: Int64Array, end: Int64Array, group: Int64Array) -> Int64Array:
     return found
 
 
-@jit(**COMPILED)
+@late
 def _levels(start: Int64Array, end: Int64Array, group: Int64Array, most: int) -> Int64Array:
     """``levels`` of slices sorted by group, start and falling end. A stack of open ends a level."""
     level = np.zeros(len(start), np.int64)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracekit.compiled import COMPILED, jit
+from tracekit.compiled import late
 from tracekit.trace.events import Int32Array, Int64Array
 
 
-@jit(**COMPILED)
+@late
 def replay(
     order: Int32Array,
     first: Int64Array,
@@ -51,7 +51,7 @@ def replay(
     return start, end
 
 
-@jit(**COMPILED)
+@late
 def causal_order(
     first: Int64Array,
     source: Int32Array,

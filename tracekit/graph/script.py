@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracekit.compiled import COMPILED, jit
+from tracekit.compiled import late
 from tracekit.trace.events import Int64Array
 
 #: What the host does, in the order in which it counts when it happens at one moment.
@@ -47,7 +47,7 @@ def waits_of(script: Script, streams: int, marks: int) -> tuple[Int64Array, Int6
     return pairs[1], pairs[0]
 
 
-@jit(**COMPILED)
+@late
 def _run(what: Int64Array, stream: Int64Array, item: Int64Array, streams: int, marks: int) -> tuple[Int64Array, Int64Array]:
     last = np.full(streams, -1, np.int64)
     held = np.empty((streams, MOST_SOURCES), np.int64)

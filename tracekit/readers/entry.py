@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from tracekit import compiled, units
-from tracekit.compiled import KEPT, Native, jit
+from tracekit.compiled import Native, jit, kept
 from tracekit.readers import keys, lex, numbers, pool, scan
 from tracekit.readers.lex import COMPILED
 from tracekit.trace import events
@@ -41,7 +41,7 @@ def entries() -> Compiled:
     """The entry points, out of the cache or compiled now (some seconds)."""
     digest = _digest()
     try:
-        if KEPT:
+        if kept():
             return _entries(digest, cache=True)
     except (OSError, EOFError, pickle.UnpicklingError):  # a full disk, a damaged cache
         pass

@@ -27,7 +27,7 @@ from tracekit.compiled import Native, jit
 PAD = 128
 
 #: How everything here is compiled. Only entry points are cached (entry.py): their machine code holds all that they call.
-COMPILED: dict[str, Any] = {**compiled.COMPILED, "cache": False}
+COMPILED: dict[str, Any] = {**compiled.OPTIONS, "cache": False}
 INLINE: dict[str, Any] = {**COMPILED, "forceinline": True}
 
 QUOTE, BACKSLASH, COMMA, COLON = (ord(c) for c in '"\\,:')

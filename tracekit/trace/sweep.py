@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracekit.compiled import COMPILED, jit
+from tracekit.compiled import late
 from tracekit.trace.events import Int64Array
 
 
-@jit(**COMPILED)
+@late
 def innermost(
     outer_lane: Int64Array,
     outer_start: Int64Array,
