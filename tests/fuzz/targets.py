@@ -17,9 +17,11 @@ from typing import Any
 
 import zstandard
 
+from tests.analyses.hang.made import STARTED, RankDump
 from tests.builder import Trace, group
 from tests.fuzz import mutate
 from tracekit import analyses
+from tracekit.analyses.hang import analyze as analyze_hang
 from tracekit.checks import baseline
 from tracekit.cli.estimate import read_file
 from tracekit.compare.figures import of_document
@@ -29,7 +31,7 @@ from tracekit.job import window_cache
 from tracekit.job.load import LoadOptions, load_job
 from tracekit.job.window import Task, read_window
 from tracekit.manifest import decode
-from tracekit.readers import cache, memory_snapshot_child
+from tracekit.readers import cache, memory_snapshot_child, plain_pickle
 from tracekit.readers.kineto import read_trace
 from tracekit.readers.memory_snapshot import read_snapshot
 from tracekit.readers.sources import Source
@@ -107,6 +109,13 @@ def _packed(chance: random.Random) -> bytes:
     return mutate.text(packed, chance, 8)
 
 
+def _dump(chance: random.Random) -> bytes:
+    root = RankDump().call().call("all_gather", line=12).call("send 0->1").call(state=STARTED).root()
+    root = mutate.tree(root, chance) if chance.random() < 0.8 else root
+    data = json.dumps(root).encode() if chance.random() < 0.2 else pickle.dumps(root, protocol=chance.choice([2, 4, 5]))
+    return mutate.text(data, chance) if chance.random() < 0.5 else data
+
+
 # What is done with them ----------------------------------------------------------------------------------------------
 
 
@@ -130,8 +139,16 @@ def _unpickle(data: bytes, folder: Path) -> None:
         path.write_bytes(data)
         read_snapshot(_source(path))
         return
-    with contextlib.suppress(EOFError, memory_snapshot_child.RefusedError, *memory_snapshot_child._DAMAGED):
-        memory_snapshot_child.Columns(memory_snapshot_child._Plain(io.BytesIO(data)).load())
+    with contextlib.suppress(EOFError, plain_pickle.RefusedError, *plain_pickle.DAMAGED):
+        memory_snapshot_child.Columns(plain_pickle.PlainUnpickler(io.BytesIO(data)).load())
+
+
+def _hang(data: bytes, folder: Path) -> None:
+    """Beside the dump of a rank that has nothing wrong: it is joined, told and written."""
+    RankDump().call().call("all_gather", line=12).write(folder / "nccl_trace_rank_0")
+    (folder / "nccl_trace_rank_1").write_bytes(data)
+    hang = analyze_hang(load_job([str(folder)], LoadOptions(jobs=1)))
+    json.dumps([hang.json(), [str(finding) for finding in hang.findings()], [str(section) for section in hang.sections()]])
 
 
 def _plan(data: bytes, folder: Path) -> None:
@@ -201,6 +218,7 @@ TARGETS: dict[str, Target] = {
     "trace": Target(_json(_trace), _analyze),
     "stream": Target(_packed, _stream),
     "snapshot": Target(_pickle, _unpickle),
+    "dump": Target(_dump, _hang),
     "manifest": Target(_json(lambda: json.loads((SAMPLES / "fsdp2_2" / "rank_00000.manifest.json").read_text())), _manifest),
     "plan": Target(_json(lambda: PLAN), _plan),
     "baseline": Target(_json(_baseline_seed), _baseline),

@@ -1,12 +1,14 @@
+import gzip
 import os
 import pickle
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from tests.analyses.hang.made import STARTED, RankDump
 from tracekit.errors import InputError
-from tracekit.readers.flight_recorder import read_dump
+from tracekit.readers.flight_recorder import read_dump, sizes_text
 from tracekit.readers.hang_files import content_of_head, rank_of_name
 from tracekit.readers.python_stacks import read_stacks
 from tracekit.readers.sources import Source, find_sources
@@ -42,6 +44,76 @@ def test_a_pickle_that_calls_something_is_refused(tmp_path, capsys):
     with pytest.raises(InputError, match=r"wants \w+\.print"):
         read_dump(source(path))
     assert capsys.readouterr().out == ""
+
+
+def nested(depth: int, leaf):
+    """A value that is short as a pickle and endless written out."""
+    for _ in range(depth):
+        leaf = [leaf] * 10
+    return leaf
+
+
+def pickled(body: bytes) -> bytes:
+    return b"\x80\x02" + body + b"."
+
+
+BOMBS = {
+    "a memo of 16 GB": (pickled(b"}r\xff\xff\xff\x7f"), "asks for more memory"),
+    "a number of 2 GB": (pickled(b"\x8b\xff\xff\xff\x7fx"), "is cut"),
+    "a text of 8 EB": (pickled(b"\x8d" + b"\xff" * 8 + b"x"), "is cut"),
+    "tuples of tuples as a key": (pickled(b")q\x00" + b"h\x00h\x00\x86q\x00" * 60 + b"}h\x00Ns"), "keys that are no texts"),
+    "numbers that collide as keys": (pickled(b"}(" + b"\x8a\x08" + b"\xff" * 7 + b"\x1fNu"), "keys that are no texts"),
+    "too many values": (pickled(b"]" * 20_000_001), "more than 20,000,000 values"),
+    "too many values, JSON": (b'{"entries":[' + b"[]," * 10_000_001, "more than 20,000,000 values"),
+    "deep JSON": (b'{"entries":' + b"[" * 100_000, "damaged or cut"),
+    "an old call": (pickled(b"cos\nsystem\n(S'true'\ntR"), "wants os.system"),
+    "an object from outside": (pickled(b"Pfoo\n"), "from outside"),
+    "a registered object": (pickled(b"\x82\x01"), "damaged"),
+    "a memo behind a call of nothing": (pickled(b"}Nbr\xff\xff\xff\x7f"), "no pickle of plain values"),
+    "a set": (pickled(b"\x8f"), "no pickle of plain values"),
+}
+
+
+@pytest.mark.parametrize(("data", "why"), BOMBS.values(), ids=BOMBS)
+def test_a_hostile_dump_is_refused_in_a_line(data, why, tmp_path):
+    path = tmp_path / "nccl_trace_rank_0"
+    path.write_bytes(data)
+    with pytest.raises(InputError, match=why) as refused:
+        read_dump(source(path))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("leaf", [1, 10**6000, "x"], ids=["small", "large", "text"])
+def test_values_that_are_endless_written_out_are_cut(leaf, tmp_path):
+    many = nested(30, leaf)
+    entry = dict.fromkeys(("input_sizes", "output_sizes", "input_dtypes", "frames", "process_group", "state", "profiling_name"), many)
+    entry |= {"process_group": (leaf, many), "collective_seq_id": leaf}
+    path = tmp_path / "nccl_trace_rank_0"
+    path.write_bytes(pickle.dumps({"entries": [entry], "pg_config": {"0": {"ranks": many}}, "pg_status": {"0": many}}, 2))
+    dump = read_dump(source(path))
+    assert (len(dump.calls), max(map(len, dump.texts)) <= 300) == (1, True)
+
+
+def test_a_packed_dump(tmp_path):
+    RankDump(version="2.4").call().call(state=STARTED).write(tmp_path / "plain")
+    for rank, pack in enumerate([gzip.compress, zstandard.ZstdCompressor().compress]):
+        path = tmp_path / f"nccl_trace_rank_{rank}{('.gz', '.zst')[rank]}"
+        path.write_bytes(pack((tmp_path / "plain").read_bytes()))
+        assert (read_dump(source(path)).rank, read_dump(source(path)).calls.seq.tolist()) == (rank, [1, 2])
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(InputError, match=r"nccl_trace_rank_1\.zst"):
+        read_dump(source(path))
+
+
+def test_the_list_of_entries_that_the_first_versions_dumped(tmp_path):
+    path = tmp_path / "nccl_trace_rank_2"
+    path.write_bytes(pickle.dumps(RankDump(version="2.0").call().call(state=STARTED).entries, 2))
+    assert read_dump(source(path)).calls.seq.tolist() == [1, 2]
+
+
+def test_of_many_tensors_the_first_stand_there_and_how_many():
+    assert sizes_text([[4, 1024], [3]]) == "[[4,1024],[3]]"
+    assert sizes_text([[2, 5]] * 100) == "[" + "[2,5]," * 8 + "... 100 tensors of 1000 elements]"
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.3, 0.9, 0.999])

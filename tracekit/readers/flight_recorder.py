@@ -1,14 +1,13 @@
 """Dumps of torch's flight recorder, as pickle or JSON, of NCCL, gloo and kin, versions 2.0 to 2.10: one rank's calls as arrays.
 
-A pickle comes from a stranger: only plain values are built of it, whatever would import, call or fetch anything is refused. A file that
-ends in the middle is refused too, with its name: half a pickle has no entries yet.
+A pickle comes from a stranger: its bytes are looked at before anything is built (``pickle_bounds``), and only plain values are. A file
+that ends in the middle is refused too, with its name: half a pickle has no entries yet.
 """
 
 from __future__ import annotations
 
 import gc
-import io
-import pickle
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,11 +18,16 @@ import numpy as np
 from tracekit.collectives.kinds import kind_of_collective_name
 from tracekit.errors import InputError
 from tracekit.readers.hang_files import DONE, SCHEDULED, STARTED, Calls, Dump, Frame, GroupInfo, rank_of_name
+from tracekit.readers.pickle_bounds import MOST_VALUES, UnboundedError, load_plain
+from tracekit.readers.plain_pickle import DAMAGED, RefusedError
 from tracekit.readers.sources import Source
+from tracekit.readers.whole import read_whole
 
-LARGEST_FILE = 1 << 30
+LARGEST_FILE = 1 << 29
 #: Entries of one rank, groups, frames of a stack and characters of a text that are looked at; stacks of unfinished calls that are kept.
 MOST_ENTRIES, MOST_GROUPS, MOST_FRAMES, LONGEST_TEXT, MOST_STACKS = 200_000, 4096, 128, 300, 64
+#: Tensors of a call that are shown, and that are looked at.
+_MOST_SHAPES, MOST_TENSORS = 8, 4096
 _REMEDY = "dump it again, or take a copy that is whole"
 _P2P = re.compile(r"^(send|recv) (\d{1,7})\s*(->|<-)\s*(\d{1,7})$")
 _RANKS = re.compile(r"-?\d{1,9}")
@@ -34,23 +38,9 @@ _LIBRARY = re.compile(
 )
 
 
-#: What a damaged pickle or JSON raises; ImportError and AttributeError come of extension codes without an object.
-_DAMAGED = (
-    pickle.UnpicklingError, msgspec.DecodeError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError,
-    ImportError, EOFError, MemoryError,
-)  # fmt: skip
-
-
-class _Refused(Exception):  # noqa: N818 - it is caught a few lines below
-    pass
-
-
-class _Plain(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        raise _Refused(f"wants {module}.{name}")
-
-    def persistent_load(self, _: Any) -> Any:
-        raise _Refused("asks for an object from outside")
+#: What a damaged pickle or JSON raises.
+_DAMAGED = (*DAMAGED, msgspec.DecodeError, EOFError, MemoryError)
+_NO_MORE = "dump it with its collectives (includeCollectives)"
 
 
 def read_dump(source: Source) -> Dump:
@@ -58,21 +48,22 @@ def read_dump(source: Source) -> Dump:
     root = _root(source)
     entries = root.get("entries")
     if not isinstance(entries, list):
-        raise InputError(f"{source.name}: the flight recorder dump holds no entries", "dump it with its collectives (includeCollectives)")
+        raise InputError(f"{source.name}: the flight recorder dump holds no entries", _NO_MORE)
     return _Reader(source.name, root).dump([entry for entry in entries[:MOST_ENTRIES] if isinstance(entry, dict)])
 
 
 def _root(source: Source) -> Mapping[str, Any]:
-    if source.size > LARGEST_FILE:
-        raise InputError(f"{source.name}: {source.size:,} bytes are more than a flight recorder dumps", _REMEDY)
-    with source.open() as file:
-        data = file.read(LARGEST_FILE)
+    data = read_whole(source.name, source.open, LARGEST_FILE, _REMEDY)
     try:
-        root = _unpickled(data) if data[:1] == b"\x80" else msgspec.json.decode(data)
-    except _Refused as error:
+        root = _unpickled(data) if data[:1] == b"\x80" else _parsed(data)
+    except UnboundedError as error:
+        raise InputError(f"{source.name}: the flight recorder dump {error}", _REMEDY) from error
+    except RefusedError as error:
         raise InputError(f"{source.name} is a pickle that {error}: it was not loaded", "only plain values are read from a dump") from error
     except _DAMAGED as error:
         raise InputError(f"{source.name}: the flight recorder dump is damaged or cut ({type(error).__name__})", _REMEDY) from error
+    if isinstance(root, list):
+        return {"entries": root}  # torch 2.2 dumped the entries alone
     if not isinstance(root, dict):
         raise InputError(f"{source.name} is no flight recorder dump", _REMEDY)
     return root
@@ -82,10 +73,16 @@ def _unpickled(data: bytes) -> Any:
     on = gc.isenabled()
     gc.disable()
     try:
-        return _Plain(io.BytesIO(data)).load()
+        return load_plain(data)
     finally:
         if on:
             gc.enable()
+
+
+def _parsed(data: bytes) -> Any:
+    if data.count(b",") + data.count(b"[") + data.count(b"{") > MOST_VALUES:
+        raise UnboundedError(f"holds more than {MOST_VALUES:,} values")
+    return msgspec.json.decode(data)
 
 
 class _Reader:
@@ -98,8 +95,10 @@ class _Reader:
         self._status = root.get("pg_status")
         self._groups: dict[tuple[str, str], int] = {}
         self._texts: dict[str, int] = {"": 0}
-        self._sites: dict[int, int] = {}
-        self._whats: dict[tuple[str, str], int] = {}
+        # By identity: everything that was read stays alive. torch writes each frame once.
+        self._sites: dict[tuple[int, ...], int] = {}
+        self._libraries: dict[Any, bool] = {}
+        self._kinds: dict[Any, tuple[str, int, int]] = {}
 
     def dump(self, entries: Sequence[Mapping[str, Any]]) -> Dump:
         rows = [self._row(entry) for entry in entries]
@@ -121,7 +120,7 @@ class _Reader:
         )
 
     def _row(self, entry: Mapping[str, Any]) -> tuple[int, ...]:
-        kind, source, destination = _kind(entry.get("profiling_name"))
+        kind, source, destination = self._kind(entry.get("profiling_name"))
         p2p = source >= 0
         seq = entry.get("p2p_seq_id") if p2p else entry.get("collective_seq_id", entry.get("seq_id"))
         return (
@@ -151,22 +150,38 @@ class _Reader:
         return self._config.get("") if description == "default_pg" else None
 
     def _what(self, entry: Mapping[str, Any]) -> int:
-        parts = [f"{_sizes(entry.get(f'{way}_sizes'))} {_types(entry.get(f'{way}_dtypes'))}".strip() for way in ("input", "output")]
-        key = (parts[0], parts[1])
-        if key not in self._whats:
-            self._whats[key] = self._text(parts[0] if parts[0] == parts[1] else " -> ".join(part for part in parts if part))
-        return self._whats[key]
+        given, taken = (
+            f"{sizes_text(entry.get(f'{way}_sizes'))} {_types(entry.get(f'{way}_dtypes'))}".strip() for way in ("input", "output")
+        )
+        return self._text(given if given == taken else " -> ".join(part for part in (given, taken) if part))
 
     def _site(self, frames: Any) -> int:
         """The first frame outside of torch and Python's own files."""
         if not isinstance(frames, list) or not frames:
             return 0
-        known = self._sites.get(id(frames))
+        key = tuple(map(id, frames[:MOST_FRAMES]))
+        known = self._sites.get(key)
         if known is None:
-            own = next((frame for frame in frames[:MOST_FRAMES] if isinstance(frame, dict) and not is_library(frame.get("filename"))), None)
+            own = next((frame for frame in frames[:MOST_FRAMES] if isinstance(frame, dict) and not self._is_library(frame)), None)
             known = 0 if own is None else self._text(f"{_text(own.get('filename'))}:{_whole(own.get('line'), 0)}")
-            self._sites[id(frames)] = known
+            self._sites[key] = known
         return known
+
+    def _is_library(self, frame: Mapping[str, Any]) -> bool:
+        path = frame.get("filename")
+        if not isinstance(path, str):
+            return True
+        known = self._libraries.get(path)
+        if known is None:
+            known = self._libraries[path] = is_library(path)
+        return known
+
+    def _kind(self, name: Any) -> tuple[str, int, int]:
+        text = _text(name)
+        found = self._kinds.get(text)
+        if found is None:
+            found = self._kinds[text] = _kind(text)
+        return found
 
     def _text(self, text: str) -> int:
         return self._texts.setdefault(text, len(self._texts))
@@ -198,9 +213,9 @@ def frames_of(frames: Any) -> list[Frame]:
     return [Frame(_text(frame.get("name")), _text(frame.get("filename")), _whole(frame.get("line"), 0)) for frame in found]
 
 
-def _kind(name: Any) -> tuple[str, int, int]:
+def _kind(name: str) -> tuple[str, int, int]:
     """(kind, source, destination within the group) of ``nccl:all_reduce`` or ``nccl:recv 3<-0``."""
-    text = _text(name).partition(":")[2] or _text(name)
+    text = name.partition(":")[2] or name
     match = _P2P.match(text)
     if match is None:
         return kind_of_collective_name(text) or text, -1, -1
@@ -228,17 +243,36 @@ def _config(given: Any) -> dict[str, tuple[int, ...] | None]:
 
 
 def _text(value: Any) -> str:
-    return str(value)[:LONGEST_TEXT] if isinstance(value, (str, int)) else ""
+    if isinstance(value, str):
+        return value[:LONGEST_TEXT]
+    return str(value) if type(value) is int and abs(value) < 2**63 else ""
 
 
 def _whole(value: Any, otherwise: int) -> int:
     return value if type(value) is int and abs(value) < 2**62 else otherwise
 
 
-def _sizes(value: Any) -> str:
-    return re.sub(r"\s", "", repr(value))[:LONGEST_TEXT] if isinstance(value, list) and len(value) <= 4096 else ""
+def sizes_text(shapes: Any) -> str:
+    """``[[4,1024],[3]]``; of many tensors the first few, how many there are, and their elements."""
+    if not isinstance(shapes, list) or not shapes:
+        return "[]" if shapes == [] else ""
+    if len(shapes) == 1:
+        return f"[{_shape_text(shapes[0])}]"
+    shown = [_shape_text(shape) for shape in shapes[:_MOST_SHAPES]]
+    if len(shapes) > _MOST_SHAPES:
+        known = [shape for shape in shapes[:MOST_TENSORS] if isinstance(shape, list)]
+        elements = sum(math.prod(_whole(length, 0) for length in shape[:_MOST_SHAPES]) for shape in known)
+        shown.append(f"... {len(shapes)} tensors of {elements} elements")
+    return f"[{','.join(shown)}]"[:LONGEST_TEXT]
+
+
+def _shape_text(shape: Any) -> str:
+    if not isinstance(shape, list):
+        return _text(shape)
+    return f"[{','.join([str(n) if type(n) is int and abs(n) < 2**63 else '?' for n in shape[:_MOST_SHAPES]])}]"
 
 
 def _types(value: Any) -> str:
-    words = sorted({_text(item) for item in value[:4096]}) if isinstance(value, list) else [_text(value)] if value else []
-    return ",".join(words)
+    if not isinstance(value, list):
+        return _text(value)
+    return _text(value[0]) if len(value) == 1 else ",".join(sorted({_text(item) for item in value[:MOST_TENSORS]}))[:LONGEST_TEXT]

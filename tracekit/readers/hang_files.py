@@ -13,6 +13,7 @@ from typing import BinaryIO, Literal
 import numpy as np
 import numpy.typing as npt
 
+from tracekit.readers.whole import head_of
 from tracekit.trace.events import Int64Array
 
 Content = Literal["flight_recorder", "stacks", "nccl_log"]
@@ -115,8 +116,7 @@ HangFile = Dump | Stacks | NcclLog
 
 def content_of(opener: Callable[[], BinaryIO]) -> Content | None:
     """What kind of evidence a file is, by its first bytes; None for any other file. Raises one of ``recognise.read_errors()``."""
-    with opener() as file:
-        return content_of_head(file.read(_HEAD))
+    return content_of_head(head_of(opener, _HEAD))
 
 
 def content_of_head(head: bytes) -> Content | None:

@@ -1,6 +1,6 @@
-"""The part of the snapshot reader that touches the pickle: a script, run alone in a process with limits.
+"""The part of the snapshot reader that touches the pickle: ``main`` is run alone, in a process with limits.
 
-    python memory_snapshot_child.py MEMORY_BYTES CPU_SECONDS < PICKLE > COLUMNS
+    memory_snapshot_child MEMORY_BYTES CPU_SECONDS < PICKLE > COLUMNS
 
 The standard library's unpickler builds plain values; whatever would import, call or fetch anything is refused. Columns come out of them,
 without an object a value: see ``write``. Only the standard library is imported, so the process starts in some 20 ms.
@@ -12,30 +12,17 @@ import gc
 import io
 import json
 import os
-import pickle
 import struct
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any, BinaryIO
 
+from tracekit.readers.plain_pickle import DAMAGED, PlainUnpickler, RefusedError
+
 NULL = -(2**63)
 _KEYS = ("segments", "device_traces")
 _MOST_SETTINGS = 64
-#: What the unpickler raises for a text that is no pickle, or a damaged one; ImportError and AttributeError for codes without an object.
-_DAMAGED = (pickle.UnpicklingError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, ImportError)
-
-
-class RefusedError(Exception):
-    """The pickle wants more than plain values; the text says what."""
-
-
-class _Plain(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        raise RefusedError(f"wants {module}.{name}")
-
-    def persistent_load(self, _: Any) -> Any:
-        raise RefusedError("asks for an object from outside")
 
 
 class _Input(io.BufferedReader):
@@ -230,7 +217,7 @@ def write(out: BinaryIO, header: dict[str, Any], arrays: Iterable[array[int]] = 
 
 
 def _read(out: BinaryIO) -> None:
-    root = _Plain(_Input(io.FileIO(0, closefd=False), 1 << 20), encoding="utf-8", errors="replace").load()
+    root = PlainUnpickler(_Input(io.FileIO(0, closefd=False), 1 << 20), encoding="utf-8", errors="replace").load()
     os.close(0)  # what follows the pickle is nobody's: who still writes it learns so
     columns = Columns(root)
     if not columns.is_snapshot:
@@ -259,7 +246,7 @@ def main() -> None:
         write(out, {"problem": "memory" if _most_held() > int(sys.argv[1]) // 4 else "damaged"})
     except EOFError:
         write(out, {"problem": "truncated"})
-    except _DAMAGED as error:
+    except DAMAGED as error:
         write(out, {"problem": "truncated" if "truncated" in str(error) else "damaged"})
     os._exit(0)  # without taking all values apart
 

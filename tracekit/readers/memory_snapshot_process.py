@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any, NoReturn
 
 import numpy as np
@@ -21,7 +22,6 @@ import numpy.typing as npt
 
 from tracekit.errors import InputError
 from tracekit.executors.memory import machine_memory
-from tracekit.readers import memory_snapshot_child
 from tracekit.readers.compressed import TextStream
 from tracekit.readers.recognise import read_errors, reason
 from tracekit.readers.sources import Source, clean
@@ -31,6 +31,9 @@ from tracekit.units import format_bytes
 #: What the child may take of CPU time: so many seconds, and some more a megabyte of the file.
 SECONDS, SECONDS_PER_MB = 60, 2
 _CHUNK = 1 << 20
+#: Where this package lies: the child looks nowhere else but in the standard library.
+_ROOT = Path(__file__).resolve().parents[2]
+_CHILD = "import sys; sys.path.append(sys.argv.pop(1)); from tracekit.readers.memory_snapshot_child import main; main()"
 _REMEDY = "give the file that torch.cuda.memory._dump_snapshot() wrote"
 
 
@@ -62,7 +65,7 @@ def read_columns(source: Source, progress: Callable[[int], None] | None = None, 
     name = clean(source.name)
     most = machine_memory() if memory is None else memory
     seconds = SECONDS + SECONDS_PER_MB * source.size // 1_000_000
-    command = [sys.executable, "-I", "-S", memory_snapshot_child.__file__, str(most), str(seconds)]
+    command = [sys.executable, "-I", "-S", "-c", _CHILD, str(_ROOT), str(most), str(seconds)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
         assert child.stdin is not None
         assert child.stdout is not None
