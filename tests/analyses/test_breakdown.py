@@ -108,7 +108,7 @@ def test_a_step_that_takes_longer_and_copies_that_hold_up_the_device_are_finding
     texts = [f.text for f in breakdown.analyze(job_of(trace)).findings()]
     assert texts == [
         "Step 2 takes 150 us, 50% more than the median of 100 us.",
-        "Memory copies hold up the device for 17.1% of a step (20 us).",
+        "Memory copies hold up the device for 17.1% of a step (20 us), most of it from the device to the host.",
     ]
 
 

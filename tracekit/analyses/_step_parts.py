@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +18,11 @@ from tracekit.trace.events import BoolArray, Int64Array
 from tracekit.trace.steps import StepTimes, step_times
 from tracekit.units import NULL
 
-_TOTALS = ("device_ns", "outside_ns", "suspects")
+_TOTALS = ("device_ns", "outside_ns", "suspects", "copies")
+#: What a copy's name tells of it: from where, to where, and whether the host's side is pinned.
+COPY_KINDS = ("in_pinned", "in", "out", "within", "other")
+_COPY_NAMES = ((re.compile(r"HtoD.*pinned|pinned.*HtoD", re.I), 0), (re.compile(r"HtoD|HostToDevice", re.I), 1),
+               (re.compile(r"DtoH|DeviceToHost", re.I), 2), (re.compile(r"DtoD|DeviceToDevice", re.I), 3))  # fmt: skip
 #: A device with a smaller share of the busiest one's time saw a stray copy or two, and no work of the step.
 _STRAY = 0.01
 
@@ -39,6 +46,7 @@ class StepParts:
     device_ns: int
     outside_ns: int
     suspects: _suspects.Suspects = ()  # kernels that may be communication, with their time [ns]
+    copies: Mapping[str, int] = field(default_factory=dict)  # exposed copies inside steps by what kind they are [ns]
 
 
 def reduce(activity: Activity) -> StepParts | None:
@@ -54,6 +62,7 @@ def reduce(activity: Activity) -> StepParts | None:
         f.name: np.concatenate([getattr(part, f.name) for part in each]) for f in fields(StepParts) if f.name not in _TOTALS
     }
     columns |= {name: sum(getattr(part, name) for part in each) for name in ("device_ns", "outside_ns")}
+    columns["copies"] = dict(sum((Counter(part.copies) for part in each), Counter()))
     return _suspecting(activity, times, StepParts(**columns))
 
 
@@ -110,7 +119,25 @@ def _parts(activity: Activity, times: StepTimes, number: int) -> StepParts:
         launched_comm_ns=_launched(activity, Work.COMMUNICATION, times, c),
         device_ns=int(length.sum()),
         outside_ns=int(length[device.step < 0].sum()) if marked else 0,
+        copies=_copies(activity, times, kc),
     )
+
+
+def _copies(activity: Activity, times: StepTimes, busy: intervals.IntervalSet) -> dict[str, int]:
+    """Copies inside steps beside which nothing of ``busy`` runs, by kind [ns]; copies of several kinds at once count for each."""
+    device = activity.device
+    rows = np.flatnonzero(device.work == Work.COPY)
+    if not len(rows):
+        return {}
+    kind = activity.tables.each_text(
+        device.name[rows], lambda name: next((kind for words, kind in _COPY_NAMES if words.search(name)), len(COPY_KINDS) - 1), np.int64
+    )
+    exposed = {}
+    for code in np.unique(kind).tolist():
+        own = rows[kind == code]
+        alone = intervals.subtract(intervals.union(device.start[own], device.end[own]), busy)
+        exposed[COPY_KINDS[code]] = int(intervals.covered(times.start, times.end, alone).sum())
+    return {name: ns for name, ns in exposed.items() if ns}
 
 
 def _launched(activity: Activity, work: Work, times: StepTimes, by_window: Int64Array) -> Int64Array:

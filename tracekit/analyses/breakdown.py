@@ -17,7 +17,9 @@ A trace without step marks counts as one step over its whole window. On CPU jobs
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -67,6 +69,15 @@ _SHOWN = {
     "idle_ns": "idle",
 }
 
+#: Copies by kind (``_step_parts``): what they are, and what to do about them.
+_COPIES = {
+    "in_pinned": ("from pinned memory to the device", "Inputs are pinned already: copy them a step ahead, on a stream of their own."),
+    "in": ("from the host to the device",
+           "Copy inputs from pinned memory with non_blocking=True, a step ahead, and make no tensors on the host inside the step."),
+    "out": ("from the device to the host", "Avoid .item(), .cpu() and printing inside the step, or do them every few steps."),
+    "within": ("inside the device", "Avoid needless clone(), contiguous(), cat() and copy_() of large tensors, or fuse them."),
+}  # fmt: skip
+
 
 def complete(per_step: pd.DataFrame) -> pd.DataFrame:
     """The steps of which every part is known: only these are in means."""
@@ -81,6 +92,8 @@ class Breakdown:
     per_step: pd.DataFrame
     outside_share: float
     suspicion: Finding | None = None  # communication that may hide among compute
+    copies: Mapping[str, int] = field(default_factory=dict)  # exposed copies by kind [ns], all ranks and steps
+    on_cpu: bool = False
 
     @cached_property
     def mean_step(self) -> pd.DataFrame:
@@ -161,12 +174,14 @@ class Breakdown:
         if not len(rows):
             return None
         share = float(rows["unknown_ns"].sum() / rows["step_ns"].sum())
-        whose = listed([f"rank {rank}" for rank in sorted(set(rows["rank"].tolist()))])
+        ranks = sorted(set(rows["rank"].tolist()))
+        whose, few = f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks)}", len(rows) == 1
         return Finding(
             "breakdown.lost",
             "warning",
             f"{plural(len(rows), 'step')} of {whose} cannot be told whole: "
-            f"for {share:.0%} of their time it is not known what the device did. They are in no mean.",
+            f"for {share:.0%} of {'its' if few else 'their'} time it is not known what the device did. {'It is' if few else 'They are'} "
+            "in no mean.",
             float(len(rows)),
             "steps",
             "unknown time in the step breakdown",
@@ -223,15 +238,17 @@ class Breakdown:
         severity = thresholds.EXPOSED_COPY.of(copy / step)
         if severity is None:
             return None
+        kind, most = max(self.copies.items(), key=lambda item: item[1], default=("other", 0))
+        known = most > 0.5 * sum(self.copies.values()) and kind in _COPIES
+        of_kind = f", most of it {_COPIES[kind][0]}" if known else ""
         return Finding(
             "breakdown.copies",
             severity,
-            f"Memory copies hold up the device for {copy / step:.1%} of {a_step(rows)} ({format_ns(copy)}).",
+            f"Memory copies hold up the device for {copy / step:.1%} of {a_step(rows)} ({format_ns(copy)}){of_kind}.",
             value=copy / step,
             unit="ratio of step",
             evidence="exposed copies in the step breakdown, mean over ranks and steps",
-            advice="Copy inputs from pinned memory with non_blocking=True on a stream of their own, and avoid .item(), .cpu() and "
-            "tensors made on the host inside the step.",
+            advice=_COPIES[kind][1] if known else " ".join(advice for _, advice in _COPIES.values()),
             weight_ns=int(copy),
         )
 
@@ -239,15 +256,19 @@ class Breakdown:
         severity = thresholds.OUTSIDE_STEPS.of(self.outside_share)
         if severity is None:
             return None
+        what, why = "device time", "the device runs behind the host, or the trace holds more than its steps"
+        advice = "Read the figures by launch, or synchronize at the end of each profiled step."
+        if self.on_cpu:
+            what, why = "recorded work", "the trace holds more than its marked steps, or work that runs on behind them"
+            advice = "Call profiler.step() after every step: what no step holds is in no figure of a step."
         return Finding(
             "breakdown.outside_steps",
             severity,
-            f"{self.outside_share:.0%} of the device time starts outside every marked step: the device runs behind the host, "
-            "or the trace holds more than its steps.",
+            f"{self.outside_share:.0%} of the {what} starts outside every marked step: {why}.",
             value=self.outside_share,
             unit="share",
             evidence="work by window against work by launch: launched_compute_us in the JSON follows the launch",
-            advice="Read the figures by launch, or synchronize at the end of each profiled step.",
+            advice=advice,
         )
 
 
@@ -261,7 +282,9 @@ def analyze(job: Job) -> Breakdown:
     known = complete(per_step)
     comm, length = int((known["exposed_comm_ns"] + known["hidden_comm_ns"]).sum()), int(known["step_ns"].sum())
     suspicion = _suspects.finding([part.suspects for part in parts], job.world_size, comm, length)
-    return Breakdown(per_step, outside / total if total else 0.0, suspicion)
+    copies = sum((Counter(part.copies) for part in parts), Counter[str]())
+    on_cpu = bool(job.traced) and all(window.on_cpu for window in job.traced)
+    return Breakdown(per_step, outside / total if total else 0.0, suspicion, dict(copies), on_cpu)
 
 
 def _per_step(job: Job) -> pd.DataFrame:

@@ -71,15 +71,18 @@ IDLE_CAUSES = table(
 )
 #: Ranges of the host that are listed.
 _MOST_NAMES = 12
-#: Work that starts so soon after its launch returned did not wait for anything else; a launch call of so long is more than a launch.
-LAUNCH_NS, LONG_LAUNCH_NS = 100_000, 1_000_000
+#: Work that starts so soon after its launch returned did not wait for anything else; a call of so long is more than what its name says.
+LAUNCH_NS, LONG_CALL_NS = 100_000, 1_000_000
 _CAUSES = {"host_bound_ns": "host-bound", "waiting_ns": "waiting for a collective", "other_ns": "other idle"}
 #: Calls that return only when the device has done what it was given, and those that take long beside it.
 _SYNCHRONIZE = re.compile(
     r"^(?:cuda|hip|cu|hsa_|musa|xpu|ze)\w*[Ss]ynchronize\w*$|^(?:cuda|hip)Memcpy(?:WithStream)?$|^(?:cuda|hip)(?:Host)?Free(?:Host)?$|^cuMemFree\w*$"
 )
 _BLOCKS = re.compile(r"^(?:cuda|hip|cu)\w*(?:Malloc|MemAlloc|MemCreate|MemMap|MemUnmap|HostAlloc|HostRegister|ModuleLoad|LibraryLoad)\w*$")
-_LAUNCHES = re.compile(r"launch|memcpy|memset", re.I)
+#: Calls that do next to nothing: where one takes long, it is the first of its process and creates the device's context.
+_TRIVIAL = re.compile(
+    r"^(?:cuda|hip|cu)(?:DeviceGet\w*|GetDevice\w*|SetDevice|Init|CtxCreate\w*|DevicePrimaryCtx\w*|StreamCreate\w*|EventCreate\w*)$"
+)
 _GRAPHS = re.compile(r"^(?:cuda|hip|cu)GraphLaunch")
 
 
@@ -98,6 +101,7 @@ class IdleCauses:
     queue_ns: Int64Array
     causes: list[tuple[str, bool, int]]  # name, blocks, ns
     uses_graphs: bool
+    api: str = ""  # cuda or hip, by the calls of the host; "" for any other device
 
 
 def reduce(activity: Activity) -> IdleCauses | None:
@@ -128,7 +132,17 @@ def reduce(activity: Activity) -> IdleCauses | None:
         queue_ns=queue,
         causes=_causes(activity.tables, inside),
         uses_graphs=bool(activity.tables.each_text(activity.tables.name, lambda name: _GRAPHS.match(name) is not None).any()),
+        api=_api(activity.tables),
     )
+
+
+def _api(tables: RankTables) -> str:
+    """The vendor's interface that the host calls."""
+    calls = tables.rows(Category.RUNTIME)
+    names = {tables.text(int(code))[:4] for code in np.unique(tables.name[calls])[:1000]}
+    if any(name.startswith("hip") for name in names):
+        return "hip"
+    return "cuda" if any(name == "cuda" or name.startswith("cu") for name in names) else ""
 
 
 def _causes(tables: RankTables, host: intervals.IntervalSet) -> list[tuple[str, bool, int]]:
@@ -137,8 +151,7 @@ def _causes(tables: RankTables, host: intervals.IntervalSet) -> list[tuple[str, 
     calls = tables.rows(Category.RUNTIME)
     calls = calls[(tables.dur[calls] > 0) & (tables.ts[calls] != NULL)]
     blocking = tables.each_text(tables.name[calls], lambda name: (_SYNCHRONIZE.match(name) or _BLOCKS.match(name)) is not None)
-    launches = tables.each_text(tables.name[calls], lambda name: _LAUNCHES.search(name) is not None)
-    blocking |= (tables.dur[calls] >= LONG_LAUNCH_NS) & launches
+    blocking |= tables.dur[calls] >= LONG_CALL_NS
     blocking |= tables.each_text(tables.name[calls], lambda name: "Async" not in name and name.startswith(("cudaMemcpy", "hipMemcpy")))
     overhead = tables.rows(Category.OVERHEAD, Category.OTHER)
     left = _named_parts(tables, overhead[tables.each_text(tables.name[overhead], _is_profiler)], host, False, found)
@@ -259,12 +272,15 @@ def _launches(activity: Activity, steps: int) -> tuple[Int64Array, Int64Array]:
 
 @dataclass(frozen=True)
 class Idle:
-    """``per_step`` has schema IDLE, ``causes`` IDLE_CAUSES. ``on_cpu``: the job has no device; ``graphs``: it replays CUDA graphs."""
+    """``per_step`` has schema IDLE, ``causes`` IDLE_CAUSES. ``on_cpu``: the job has no device; ``graphs``: it replays CUDA graphs; ``api``:
+    what its device is called by (cuda, hip, '').
+    """
 
     per_step: pd.DataFrame
     causes: pd.DataFrame
     on_cpu: bool
     graphs: bool
+    api: str = "cuda"
 
     def findings(self) -> list[Finding]:
         """Devices that wait for their host, and for a collective."""
@@ -336,13 +352,15 @@ class Idle:
         name, share, blocks = self._largest(rows)
         if share < 0.1:
             return ""
-        words = doing_words(name) or ("a launch that takes this long loads its module" if blocks and "aunch" in name else "")
+        words = doing_words(name) or (_long_call(name) if blocks else "")
         return f"; {share:.1%} of it the host is in {shortened(name)}" + (f" ({words})" if words else "")
 
     def _advice(self, rows: pd.DataFrame, sync: float) -> str:
         """What fits the call that holds the host up; the general ways of keeping it ahead that the job does not use already."""
-        name, share, _ = self._largest(rows)
-        words = (doing_words(name) or ("loading kernels" if "aunch" in name else "")) if share >= 0.1 else ""
+        name, share, blocks = self._largest(rows)
+        words = (
+            (doing_words(name) or ("loading kernels" if "aunch" in name else _long_call(name) if blocks else "")) if share >= 0.1 else ""
+        )
         if words == "allocating or freeing device memory":
             return (
                 "Keep the allocator from returning memory and asking for it anew: expandable segments, fewer distinct sizes, a lower peak, "
@@ -353,10 +371,13 @@ class Idle:
         if words == "collecting garbage":
             return "Collect garbage at chosen steps, on all ranks together (gc.disable(), gc.collect()), or freeze what lives long."
         if words == "loading kernels":
-            return "Kernels are loaded at their first launch: leave the first steps out, or load them eagerly (CUDA_MODULE_LOADING=EAGER)."
-        ways = ["larger batches", "fused operators", "data loading in workers"] if self.graphs else [
-            "CUDA graphs", "torch.compile", "larger batches", "data loading in workers"]  # fmt: skip
-        advice = f"Keep the host ahead: {', '.join(ways)}."
+            eagerly = {"cuda": " (CUDA_MODULE_LOADING=EAGER)", "hip": " (HIP_ENABLE_DEFERRED_LOADING=0)"}.get(self.api, "")
+            return f"Kernels are loaded at their first launch: leave the first steps out, or load them eagerly{eagerly}."
+        if words == "creating the device's context":
+            return "The process starts up here: let the profiler wait a few steps before it records (schedule(wait=..., warmup=...))."
+        ways = [] if self.graphs or not self.api else ["CUDA graphs" if self.api == "cuda" else "HIP graphs (torch.cuda.graph)"]
+        ways += ["larger batches", "fused operators"] if self.graphs else ["torch.compile", "larger batches"]
+        advice = f"Keep the host ahead: {', '.join([*ways, 'data loading in workers'])}."
         if sync >= 0.2:
             advice = "Remove what stops the host (.item(), .cpu(), printing a loss, synchronize()). " + advice
         return advice
@@ -397,6 +418,13 @@ class Idle:
         return Finding("idle.waiting", severity, text, waiting / step, "ratio of step", evidence, advice, int(waiting))
 
 
+def _long_call(name: str) -> str:
+    """What a call of this name does when it takes long; '' where that is not known."""
+    if "aunch" in name:
+        return "a launch that takes this long loads its module"
+    return "creating the device's context" if _TRIVIAL.match(name) else ""
+
+
 def analyze(job: Job) -> Idle:
     """Say why devices were idle."""
     columns = IDLE.names[len(STEP_COLUMNS) :]
@@ -405,4 +433,5 @@ def analyze(job: Job) -> Idle:
     causes = [(rank, *cause) for rank, reduced in found for cause in reduced.causes]
     names = ("rank", "name", "blocks", "time_ns")
     frame = IDLE_CAUSES.frame({name: [row[i] for row in causes] for i, name in enumerate(names)}) if causes else IDLE_CAUSES.empty()
-    return Idle(step_frame(IDLE, job, "idle", columns), frame, on_cpu, any(reduced.uses_graphs for _, reduced in found))
+    api = next((reduced.api for _, reduced in found if reduced.api), "")
+    return Idle(step_frame(IDLE, job, "idle", columns), frame, on_cpu, any(reduced.uses_graphs for _, reduced in found), api)

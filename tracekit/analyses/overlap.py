@@ -170,7 +170,8 @@ class Overlap:
         axes = self._mean_by_axis()
         worst = str(axes["exposed_ns"].idxmax()) if len(axes) else ""
         most = f", most of it along {worst}" if len(axes) > 1 and worst != UNKNOWN_AXIS else ""
-        text = f"Exposed communication: {format_ns(exposed)} {span} ({share:.0%}){most}; {hidden:.0%} of all is overlapped."
+        of = span if span == "a step" else f"of {span}"
+        text = f"Exposed communication: {format_ns(exposed)} {of} ({share:.0%}){most}; {hidden:.0%} of all is overlapped."
         advice = _advice(worst) if worst else _GENERAL_ADVICE
         subject = Subject(axis=worst if worst and worst != UNKNOWN_AXIS else None)
         absorbs = ("overlap.exposed_axis",)

@@ -16,7 +16,7 @@ from tracekit.graph.replay import causal_order
 from tracekit.graph.step_graph import StepGraph, delays, launch_bound, modelled_ready, ready_of
 from tracekit.job.model import Job
 from tracekit.trace.events import Int8Array, Int32Array, Int64Array
-from tracekit.units import NS_PER_MS, NS_PER_US, NULL
+from tracekit.units import NS_PER_MS, NS_PER_US, NULL, listed, plural
 
 #: Kinds of which a member may leave before the last one has come.
 _ROOTED = ("broadcast", "reduce", "scatter", "gather")
@@ -41,10 +41,12 @@ def graph_of(job: Job, analysis: str) -> StepGraph | NoGraph:
         return NoGraph("the traces are truncated" if found else "no device did anything inside a step")
     if not job.clock.aligned and len({rank for rank, _, _ in whole}) > 1:
         return NoGraph("the clocks of the ranks could not be aligned: nothing between ranks can be replayed")
-    numbers = _common_steps(whole)
+    common, cut = _common_steps(whole), _cut_steps(job, whole)
+    numbers = np.setdiff1d(common, cut)
     if not len(numbers):
-        return NoGraph("no step was recorded whole by every rank")
-    return _joined(job, whole, numbers, _notes(job, found, whole))
+        lost = "every step lacks work that the profiler lost on one rank or another"
+        return NoGraph(lost if len(common) else "no step was recorded whole by every rank")
+    return _joined(job, whole, numbers, _notes(job, found, whole, np.intersect1d(common, cut).tolist()))
 
 
 def _common_steps(parts: list[tuple[int, int, LocalWork]]) -> Int64Array:
@@ -54,8 +56,22 @@ def _common_steps(parts: list[tuple[int, int, LocalWork]]) -> Int64Array:
     return np.array(sorted(set.intersection(*by_rank.values())), np.int64)
 
 
-def _notes(job: Job, found: list[tuple[int, int, LocalWork]], whole: list[tuple[int, int, LocalWork]]) -> tuple[str, ...]:
+def _cut_steps(job: Job, parts: list[tuple[int, int, LocalWork]]) -> Int64Array:
+    """Numbers of the steps of which a rank's trace lost work: beside them the other ranks would seem to be late."""
+    cut: set[int] = set()
+    for _, index, work in parts:
+        partial = job.windows[index].partial
+        if len(partial) and len(job.windows[index].steps):
+            cut.update(job.windows[index].steps.number[partial].tolist())
+        elif partial.any():
+            cut.update(work.numbers.tolist())
+    return np.array(sorted(cut), np.int64)
+
+
+def _notes(job: Job, found: list[tuple[int, int, LocalWork]], whole: list[tuple[int, int, LocalWork]], cut: list[int]) -> tuple[str, ...]:
     notes = []
+    if cut:
+        notes.append(f"{plural(len(cut), 'step')} ({listed(cut, 4)}) left out: the profiler lost work in {'them' if cut[1:] else 'it'}")
     there = {rank for rank, _, _ in whole}
     if len(found) > len(whole):
         notes.append(f"{len(found) - len(whole)} truncated traces are left out")
@@ -63,7 +79,8 @@ def _notes(job: Job, found: list[tuple[int, int, LocalWork]], whole: list[tuple[
     if idle:
         notes.append(f"{len(idle)} of {len(job.ranks)} ranks recorded no device work in a whole step")
     if job.missing_ranks:
-        notes.append(f"{len(job.missing_ranks)} ranks are missing: what they hold back counts as transfer")
+        verb = "are" if job.missing_ranks[1:] else "is"
+        notes.append(f"{plural(len(job.missing_ranks), 'rank')} {verb} missing: what they hold back counts as transfer")
     if any(work.kept_steps < work.all_steps for _, _, work in whole):
         notes.append("only the first steps are replayed: the others are too many")
     return tuple(notes)

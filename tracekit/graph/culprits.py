@@ -76,6 +76,7 @@ class Search:
     healthy_ns: float
     culprits: Sequence[Culprit]
     loads: Loads
+    by_chance: Culprit | None = None  # of those that ranks which are alike may show as well, the one that wins most
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ def culprits_of(job: Job, graph: StepGraph, kinds: Kinds, places: Places) -> Sea
         *_moving(graph, loads),
     ]
     found: list[Culprit] = []
+    doubts: list[Culprit] = []
     now, costs = step, measured
     while candidates and len(found) < CAUSES:
         gains = [(now - _step(graph, costs.least(c.costs)), c) for c in candidates]
@@ -113,13 +115,14 @@ def culprits_of(job: Job, graph: StepGraph, kinds: Kinds, places: Places) -> Sea
         gain, cause = best
         chance, steps = _chance(graph, loads, cause)
         candidates = [c for c in candidates if c is not cause and not (c.scope == cause.scope == "moving")]
-        if chance is None or chance < CHANCE:
-            found.append(
-                Culprit(cause.scope, cause.ranks, cause.stage, cause.group, cause.axis, gain, cause.excess_ns, chance, steps, cause.entries)
-            )
+        culprit = Culprit(
+            cause.scope, cause.ranks, cause.stage, cause.group, cause.axis, gain, cause.excess_ns, chance, steps, cause.entries
+        )
+        (found if chance is None or chance < CHANCE else doubts).append(culprit)
+        if culprit in found[-1:]:
             costs = costs.least(cause.costs)
             now -= gain
-    return Search(step, now, found, loads)
+    return Search(step, now, found, loads, max(doubts, key=lambda one: one.gain_ns, default=None))
 
 
 def _step(graph: StepGraph, costs: Costs) -> float:

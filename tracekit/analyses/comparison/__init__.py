@@ -30,23 +30,33 @@ _NO_MODEL = "the traces come without the recorder's manifests, and show no strat
 
 @dataclass(frozen=True)
 class Comparison:
-    """``lines`` in order of rank and quantity; ``links`` one an axis; ``problems``: why ranks were not predicted; ``step``: its memory."""
+    """``lines`` in order of rank and quantity; ``links`` one an axis; ``problems``: why ranks were not predicted; ``step``: its memory.
+
+    ``modelled``: a manifest says what was run, so that the model predicts; without one the lines hold the traffic against itself.
+    """
 
     lines: list[Line]
     links: list[Link]
     hardware: Hardware | None = None
     problems: list[str] = field(default_factory=list)
     step: StackedArea | None = None
+    modelled: bool = True
 
     def findings(self) -> list[Finding]:
         """How far the job is what the model says, and what differs most."""
-        return [*_agreement(self.lines), *_differences(self.lines), *_peaks(self.lines), *_slow_links(self.links, self.hardware)]
+        said = [*_agreement(self.lines), *_differences(self.lines)] if self.modelled else _with_itself(self.lines)
+        return [*said, *_peaks(self.lines), *_slow_links(self.links, self.hardware)]
 
     def sections(self) -> list[Section]:
         """Memory over one step, the comparison as a table, and the links."""
-        charts = [t for t in (self.step, lines_table(self.lines), links_table(self.links, self.hardware)) if t is not None]
-        lead = "What the analytical model says of this job, beside what it did."
-        return [Section("Predicted and measured", lead, tuple(charts), name="model")] if charts else []
+        table = lines_table(self.lines, self.modelled)
+        charts = [t for t in (self.step, table, links_table(self.links, self.hardware)) if t is not None]
+        title, lead = "Predicted and measured", "What the analytical model says of this job, beside what it did."
+        if not self.modelled:
+            title = "Traffic beside itself" if self.lines else "Links"
+            lead = "Nothing tells what was run (no manifest), so nothing is predicted: what one part of the traffic implies of another."
+            lead = lead if self.lines else "What a message costs on each axis, by the job's own collectives."
+        return [Section(title, lead, tuple(charts), name="model")] if charts else []
 
     def json(self) -> dict[str, Any]:
         """``comparison`` and ``links``."""
@@ -64,7 +74,7 @@ def analyze(job: Job) -> Comparison:
     axes, hardware = links(job), hardware_of(job.device)
     manifests = {w.rank: w.manifest for w in job.windows if w.rank is not None and w.manifest is not None}
     if not manifests:
-        return Comparison(implied.lines(job), axes, hardware)
+        return Comparison(implied.lines(job), axes, hardware, modelled=False)
     from tracekit.analyses.comparison.model import modelled  # the model is a fifth of the program: loaded where it has something to say
 
     lines, problems, step = modelled(job, manifests, axes, hardware)
@@ -82,6 +92,25 @@ def _agreement(lines: Sequence[Line]) -> list[Finding]:
     text = f"{equal} of {len(judged)} predicted figures of memory and traffic are what was measured."
     advice = "" if equal == len(judged) else "The table Predicted and measured says what differs, and why."
     return [Finding("comparison.agreement", "info", text, equal / len(judged), "share", "comparison", advice)]
+
+
+def _with_itself(lines: Sequence[Line]) -> list[Finding]:
+    """Whether the traffic is what other parts of it imply: nothing of it is a prediction."""
+    judged = [each for each in lines if each.verdict != NOT_MEASURED]
+    odd = [each for each in judged if each.verdict == DIFFERS]
+    if not judged:
+        return []
+    share = 1 - len(odd) / len(judged)
+    if not odd:
+        text = "Gradient traffic is regular: calls and bytes are the same on every rank and step that was read"
+        text += ", and gathers fit reductions." if any("parameter_gather" in each.quantity for each in judged) else "."
+        return [Finding("comparison.agreement", "info", text, share, "share", "Traffic beside itself")]
+    first = odd[0]
+    _, axis, kind, purpose, _figure = first.quantity.split(".", 4)
+    text = f"Traffic is not what the rest of it implies: {kind} along {axis} ({purpose}) has {first.measured:,.0f} {first.unit}, not "
+    text += f"{first.predicted:,.0f}: {first.why}."
+    advice = "The table Traffic beside itself has every figure; a manifest of the recorder would tell what was meant."
+    return [Finding("comparison.agreement", "info", text, share, "share", "Traffic beside itself", advice)]
 
 
 def _differences(lines: Sequence[Line]) -> list[Finding]:

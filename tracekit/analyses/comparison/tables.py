@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pandas as pd
 
@@ -42,6 +43,8 @@ LINKS = table(
     Column("peak_gb_s", "object", "GB/s", "of the device's link within a node; `null` for a device that is no preset", "", "peak_gb_s"),
     Column("problem", "str", "", "why there is no line; empty where there is one", "", "problem"),
 )
+#: Headings where the figure beside the measured one is what other traffic of the job implies.
+_IMPLIED = {"shown_predicted": "Implied", "ratio": "Measured / implied"}
 _ORDER = {DIFFERS: 0, NOT_MEASURED: 1, MATCH: 2}
 
 
@@ -67,12 +70,13 @@ def lines_frame(lines: Sequence[Line]) -> pd.DataFrame:
     )
 
 
-def lines_table(lines: Sequence[Line]) -> Table | None:
-    """The figures, those that differ first."""
+def lines_table(lines: Sequence[Line], modelled: bool = True) -> Table | None:
+    """The figures, those that differ first; without a model under headings that predict nothing."""
     if not lines:
         return None
     shown = sorted(lines, key=lambda each: _ORDER[each.verdict])
-    return Table.of("Predicted and measured", LINES, lines_frame(shown), note="What differs comes first.", preview=6)
+    found = Table.of("Predicted and measured", LINES, lines_frame(shown), note="What differs comes first.", preview=6)
+    return found if modelled else replace(found, title="Traffic beside itself", columns={**found.columns, **_IMPLIED})
 
 
 def _percent(value: float | None, unit: str) -> float | None:

@@ -104,7 +104,7 @@ class Stragglers:
     def findings(self) -> list[Finding]:
         """Who makes a step longer, by replay. Without one (``reason``): who comes last in collectives, as a hint."""
         if self.study is not None:
-            return culprits.findings_of(self.study, self.waits, self.span)
+            return culprits.findings_of(self.study, self.waits, self.span, self.steps)
         return [*self._late_ranks(), *self._wait_share()] if self.aligned else []
 
     def sections(self) -> list[Section]:

@@ -56,19 +56,19 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"{first}-{last}" if len(ranks) > 2 and last - first + 1 == len(ranks) else listed(ranks, 12)
 
 
-def findings_of(study: Study, waits: pd.DataFrame, span: str) -> list[Finding]:
-    """One finding a cause; where there is none and ranks can be compared, that there is none."""
+def findings_of(study: Study, waits: pd.DataFrame, span: str, steps: int) -> list[Finding]:
+    """One finding a cause; where there is none and ranks can be compared, that there is none. ``waits`` are those of so many ``steps``."""
     search = study.search
     if not study.trusted:
         text = f"The replay misses the measured step by {study.error:.0%}: who makes it longer is not concluded from it."
         return [Finding("stragglers.not_replayed", "info", text, study.error, "share", "what_if", "")]
     found = []
     for number, culprit in enumerate(search.culprits):
-        found.append(_finding(study, culprit, reason_of(study, culprit), waits, span, first=number == 0))
-    return found or _none(study)
+        found.append(_finding(study, culprit, reason_of(study, culprit), waits, span, steps, first=number == 0))
+    return found or _none(study, _waited(waits, steps))
 
 
-def _finding(study: Study, culprit: Culprit, reason: Reason, waits: pd.DataFrame, span: str, first: bool) -> Finding:
+def _finding(study: Study, culprit: Culprit, reason: Reason, waits: pd.DataFrame, span: str, steps: int, first: bool) -> Finding:
     share = culprit.gain_ns / study.search.step_ns
     gain = f"Without it {span} would be {format_ns(culprit.gain_ns)} shorter ({share:.1%})."
     if study.graph.steps == 1:
@@ -90,15 +90,21 @@ def _finding(study: Study, culprit: Culprit, reason: Reason, waits: pd.DataFrame
         text=f"{_what(study, culprit, reason, span)} {gain}",
         value=culprit.gain_ns / 1000,
         unit="us",
-        evidence=f"replay of {plural(study.graph.steps, 'step')} over {plural(len(study.places.ranks), 'rank')} "
-        f"(it misses the measured step by {study.error:.1%})",
+        evidence=_evidence(study),
         advice=_advice(study, "stage" if culprit.scope == "stage" else reason.kind),
         weight_ns=int(culprit.gain_ns),
         gain_ns=int(culprit.gain_ns),
         subject=subject,
-        consequences=tuple(_consequences(study, culprit, waits, span)) if first else (),
+        consequences=tuple(_consequences(study, culprit, waits, span, steps)) if first else (),
         absorbs=_ABSORBED if first else (),
     )
+
+
+def _evidence(study: Study) -> str:
+    """What was replayed, how well, and what was left out of it."""
+    over = f"replay of {plural(study.graph.steps, 'step')} over {plural(len(study.places.ranks), 'rank')}"
+    left_out = "".join(f"; {note}" for note in study.graph.notes if "left out" in note)
+    return f"{over} (it misses the measured step by {study.error:.1%}{left_out})"
 
 
 def _on_cpu(study: Study) -> bool:
@@ -176,7 +182,7 @@ def _doing(reason: Reason) -> str:
     return f" because of {reason.doing} ({name})" if reason.doing.startswith("the ") else f" while {reason.doing} ({name})"
 
 
-def _consequences(study: Study, culprit: Culprit, waits: pd.DataFrame, span: str) -> list[str]:
+def _consequences(study: Study, culprit: Culprit, waits: pd.DataFrame, span: str, steps: int) -> list[str]:
     """Who waits for it, and who arrives late with it."""
     if culprit.scope == "moving" or not len(waits):
         return []
@@ -184,7 +190,7 @@ def _consequences(study: Study, culprit: Culprit, waits: pd.DataFrame, span: str
     if culprit.scope == "stage" and (even := scenario(study, "equal_stages").step_ns) is not None and even < study.step_ns:
         said.append(f"Spread evenly over all stages, the same work would make {span} {format_ns(study.step_ns - even)} shorter.")
     others = waits[~waits["rank"].isin(culprit.ranks) & ~waits["pipeline"]]
-    waited = others.groupby("rank")["wait_in_steps_ns"].sum() / study.graph.steps
+    waited = others.groupby("rank")["wait_in_steps_ns"].sum() / steps
     waited = waited[waited > thresholds.STRAGGLER.info * study.search.step_ns]
     if len(waited):
         mean = format_ns(float(waited.mean()))
@@ -210,7 +216,13 @@ def _mates(study: Study, culprit: Culprit) -> Sequence[int]:
     return sorted(mates | {rank}) if mates else ()
 
 
-def _none(study: Study) -> list[Finding]:
+def _waited(waits: pd.DataFrame, steps: int) -> float:
+    """What a rank waits in collectives a step [ns], on average."""
+    each = waits[~waits["pipeline"]].groupby("rank")["wait_in_steps_ns"].sum() / max(steps, 1)
+    return float(each.mean()) if len(each) else 0.0
+
+
+def _none(study: Study, waited: float) -> list[Finding]:
     """Ranks that can be compared and do not differ: that is worth a sentence too."""
     if len(study.places.ranks) < 2 or not study.graph.joins:
         return []
@@ -221,5 +233,13 @@ def _none(study: Study) -> list[Finding]:
     spread = float(((of_stage.max() - of_stage.min()) / of_stage.median().clip(lower=1)).max())
     text = f"No straggler: ranks of one stage differ by {spread:.1%} in compute, and what any does more than its peers"
     text += " costs a step less than 1%."
-    evidence = f"replay of {plural(study.graph.steps, 'step')}"
-    return [Finding("stragglers.none", "info", text, spread, "share", evidence, absorbs=_ABSORBED)]
+    if waited > thresholds.IDLE_WAITING.warning * study.search.step_ns:
+        text = "No single rank is the straggler: without the excess of any one over its peers a step is less than 1% shorter. Yet a rank "
+        text += f"waits {format_ns(waited)} a step in collectives: several come late."
+    doubt, steps = study.search.by_chance, study.graph.steps
+    if doubt is not None and doubt.scope == "rank":
+        share = doubt.gain_ns / study.search.step_ns
+        when = "the one step that was recorded" if steps == 1 else f"the {steps} steps that were recorded"
+        text = f"No straggler beyond chance: without the excess of rank {doubt.ranks[0]} over its peers a step would be "
+        text += f"{format_ns(doubt.gain_ns)} shorter ({share:.1%}), which ranks that are alike may well show in {when}."
+    return [Finding("stragglers.none", "info", text, spread, "share", _evidence(study), absorbs=_ABSORBED)]
