@@ -9,6 +9,7 @@ from tracekit.cli.summary import by_axis, culprits, print_summary, problems, ste
 from tracekit.findings import Finding, Result, Section, Table
 from tracekit.notes import text_note
 from tracekit.report.document import document
+from tracekit.report.tables import previews
 from tracekit.trace.events import Coverage
 
 AXES = {
@@ -27,7 +28,7 @@ AXES = {
 def summary(*results: Given, report: str | None = None, **changes: Any) -> str:
     given: dict[str, Result] = {str(index): result for index, result in enumerate(results)}
     stream = io.StringIO()
-    print_summary(document(job(**changes), given), given, report, stream)
+    print_summary(document(job(**changes), given), previews(given), report, stream)
     return stream.getvalue()
 
 

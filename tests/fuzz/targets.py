@@ -35,7 +35,8 @@ from tracekit.readers import cache, memory_snapshot_child, plain_pickle
 from tracekit.readers.kineto import read_trace
 from tracekit.readers.memory_snapshot import read_snapshot
 from tracekit.readers.sources import Source
-from tracekit.report.document import document, encode
+from tracekit.report.document import document
+from tracekit.report.encoding import encode
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
 

@@ -6,7 +6,8 @@ from tests.report.example import Given, job
 from tracekit.findings import Finding, Section, Table, Timeline, Treemap
 from tracekit.report import html
 from tracekit.report.anonymous import Anonymous
-from tracekit.report.document import document, encode
+from tracekit.report.document import document
+from tracekit.report.encoding import encode
 from tracekit.trace.events import Coverage
 
 SECRET = "acme::SecretAttention"

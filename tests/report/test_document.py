@@ -7,7 +7,8 @@ import pytest
 
 from tests.report.example import Given, breakdown, job
 from tracekit.findings import Finding
-from tracekit.report.document import ANALYSIS_KEYS, clean, document, encode
+from tracekit.report.document import ANALYSIS_KEYS, clean, document
+from tracekit.report.encoding import encode
 from tracekit.trace.clock import Clock
 from tracekit.units import NULL
 

@@ -9,7 +9,8 @@ from tests.report.example import Given, breakdown, job, with_means
 from tracekit.errors import InputError
 from tracekit.findings import StackedBars, Table
 from tracekit.report import html
-from tracekit.report.document import document, encode
+from tracekit.report.document import document
+from tracekit.report.encoding import encode
 from tracekit.report.saved import Saved, load
 
 

@@ -2,7 +2,8 @@ import numpy as np
 import pandas as pd
 
 from tracekit.findings import Table
-from tracekit.report.tables import ColumnData, TableData, table_data
+from tracekit.report.cells import ColumnData, TableData
+from tracekit.report.tables import table_data
 from tracekit.units import NULL
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,10 @@ from tracekit.errors import PartialInputError, UsageError
 
 if TYPE_CHECKING:
     from tracekit.findings import Result
-    from tracekit.job.load import LoadOptions
     from tracekit.job.model import Job
+    from tracekit.job.options import LoadOptions
+    from tracekit.readers.sources import Found
+    from tracekit.report.answers import Answer
 
 DEFAULT_REPORT = "tracekit-report.html"
 _EXAMPLES = """\b
@@ -83,26 +86,20 @@ def command(
     _refuse_one_place(report, json_file, markdown_file)
     if open_report and report is None:
         raise click.UsageError("--open opens the report, and --no-report writes none")
-    if what_if:
-        from tracekit.graph.scenarios import check
-
-        what_if = tuple(check(name) for name in what_if)
-    job, results = _analyzed(paths, options, what_if, quiet, clock)
-    _refuse_to_replace_input(job, report, json_file, markdown_file)
+    outputs = (report, json_file, markdown_file)
+    answer = _answered(paths, options, _Asked(what_if, operations, anonymize, report is not None), outputs, quiet, clock)
     replaced = report is not None and Path(report).is_file()
-    found = _documented(job, results, operations)
-    if anonymize:
-        found, results = _anonymous(job, found, results)
-    document = _written(found, results, report, json_file, markdown_file)
+    _write(answer, *outputs)
     clock.lap("written")
     if not quiet:
         from tracekit.cli.summary import print_summary
 
-        print_summary(document, results, report, sys.stderr if "-" in (json_file, markdown_file) else sys.stdout, replaced=replaced)
+        stream = sys.stderr if "-" in (json_file, markdown_file) else sys.stdout
+        print_summary(answer.document, answer.previews, report, stream, replaced=replaced)
     if open_report and report is not None:
         click.launch(report)
     if strict:
-        _refuse_partial(document)
+        _refuse_partial(answer.document)
 
 
 def _refuse_one_place(*outputs: str | None) -> None:
@@ -114,39 +111,89 @@ def _refuse_one_place(*outputs: str | None) -> None:
         raise click.UsageError(f"two outputs cannot both be written to {where}")
 
 
-def _analyzed(
-    paths: tuple[str, ...], options: LoadOptions, what_if: tuple[str, ...], quiet: bool, clock: Stopwatch
-) -> tuple[Job, Mapping[str, Result]]:
+@dataclass(frozen=True)
+class _Asked:
+    """What the answer holds, beside what it is about."""
+
+    what_if: tuple[str, ...]
+    operations: bool
+    anonymize: bool
+    page: bool
+
+
+def _answered(
+    paths: Sequence[str], options: LoadOptions, asked: _Asked, outputs: Sequence[str | None], quiet: bool, clock: Stopwatch
+) -> Answer:
+    """The answer as it was kept, or found now and kept for the next time."""
+    from tracekit.readers.archives import is_archive
+    from tracekit.readers.sources import find_sources
+    from tracekit.report import answers
+
+    found = place = None
+    if options.cache is not None and not any(map(is_archive, paths)):
+        found = find_sources(paths)
+        _refuse_to_replace([source.url for source in found.sources], *outputs)
+        place = answers.place(found, options, [asked.what_if, asked.operations, asked.anonymize])
+        kept = None if place is None else answers.load(place, asked.page)
+        if kept is not None:
+            clock.lap("taken from the cache")
+            return kept
+    answer, settled = _found_out(paths, options, asked, outputs, quiet, clock, found)
+    if place is not None and settled:
+        answers.store(place, answer)
+    if options.cache is not None:
+        from tracekit.readers.cache_folder import prune
+
+        prune(options.cache)
+    return answer
+
+
+def _found_out(
+    paths: Sequence[str],
+    options: LoadOptions,
+    asked: _Asked,
+    outputs: Sequence[str | None],
+    quiet: bool,
+    clock: Stopwatch,
+    found: Found | None,
+) -> tuple[Answer, bool]:
+    """(the answer, whether the same question will always have it)."""
     from tracekit import analyses
     from tracekit.cli.progress import reading
+    from tracekit.graph.scenarios import check
     from tracekit.job.load import load_job
-    from tracekit.readers.cache_folder import prune
+    from tracekit.report.document import document
 
+    what_if = tuple(check(name) for name in asked.what_if)
     reducers = analyses.reducers()
     clock.lap("started")
     with reading(quiet) as progress:
-        job = load_job(paths, options, reducers, progress)
+        job = load_job(paths, options, reducers, progress, found)
     clock.lap("read")
+    _refuse_to_replace([entry.file for entry in job.coverage], *outputs)
     job.what_if = what_if
     results = analyses.run(job)
-    if options.cache is not None:
-        prune(options.cache)
     clock.lap("analyzed")
-    return job, results
+    told = document(job, results, operations=asked.operations)
+    return _as_answer(job, told, results, asked), job.settled
 
 
-def _refuse_to_replace_input(job: Job, *outputs: str | None) -> None:
+def _as_answer(job: Job, told: dict[str, Any], results: Mapping[str, Result], asked: _Asked) -> Answer:
+    from tracekit.report import html
+    from tracekit.report.answers import Answer
+    from tracekit.report.tables import previews
+
+    if asked.anonymize:
+        told, results = _anonymous(job, told, results)
+    return Answer(told, html.parts(results, told) if asked.page else None, previews(results))
+
+
+def _refuse_to_replace(files: Sequence[str], *outputs: str | None) -> None:
     """A trace is never overwritten by what is said about it."""
-    inputs = {os.path.realpath(entry.file) for entry in job.coverage}
+    inputs = {os.path.realpath(file) for file in files}
     for output in outputs:
         if output is not None and output != "-" and os.path.realpath(output) in inputs:
             raise UsageError(f"{output} is one of the traces", "write the result somewhere else")
-
-
-def _documented(job: Job, results: Mapping[str, Result], operations: bool) -> dict[str, Any]:
-    from tracekit.report.document import document
-
-    return document(job, results, operations=operations)
 
 
 def _anonymous(job: Job, found: dict[str, Any], results: Mapping[str, Result]) -> tuple[dict[str, Any], Mapping[str, Result]]:
@@ -158,21 +205,19 @@ def _anonymous(job: Job, found: dict[str, Any], results: Mapping[str, Result]) -
     return hidden, {name: aliases.result(result) for name, result in results.items()}
 
 
-def _written(
-    found: dict[str, Any], results: Mapping[str, Result], report: str | None, json_file: str | None, markdown_file: str | None
-) -> dict[str, Any]:
+def _write(answer: Answer, report: str | None, json_file: str | None, markdown_file: str | None) -> None:
     from tracekit.cli.outputs import write_bytes, write_json
-    from tracekit.report import html
-    from tracekit.report.markdown import summary
+    from tracekit.files import write_atomically
 
     with contextlib.ExitStack() as both:  # a report that cannot be written does not keep the JSON from being written
         if json_file is not None:
-            both.callback(write_json, json_file, found)
+            both.callback(write_json, json_file, answer.document)
         if markdown_file is not None:
-            both.callback(write_bytes, markdown_file, summary(found).encode())
-        if report is not None:
-            html.write(report, results, found)
-    return found
+            from tracekit.report.markdown import summary
+
+            both.callback(write_bytes, markdown_file, summary(answer.document).encode())
+        if report is not None and answer.page is not None:
+            write_atomically(report, answer.page)
 
 
 def _refuse_partial(document: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from tracekit.job.load import LoadOptions
+    from tracekit.job.options import LoadOptions
 
     ParamType = click.ParamType[Any]
 else:
@@ -145,7 +145,7 @@ def _with(options: Sequence[Callable[[Function], Function]], function: Function)
 
 def load_options(given: dict[str, Any]) -> LoadOptions:
     """The values of ``job_options`` as the loader wants them. Raises TracekitError for a mesh that is none, before anything is read."""
-    from tracekit.job.load import LoadOptions
+    from tracekit.job.options import LoadOptions
     from tracekit.mesh.mesh import parse_mesh
     from tracekit.readers.cache_folder import default_directory
 

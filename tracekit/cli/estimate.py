@@ -210,7 +210,7 @@ def _write_json(json_file: str | None, document: Mapping[str, Any]) -> None:
     if json_file is None:
         return
     from tracekit.files import write_atomically
-    from tracekit.report.document import encode
+    from tracekit.report.encoding import encode
 
     data = encode(document, indent=2) + b"\n"
     if json_file == "-":

@@ -9,7 +9,7 @@ from typing import Any
 
 def write_json(file: str, document: Mapping[str, Any] | Sequence[Any]) -> None:
     """Write a document as indented JSON; ``-`` is standard output. Raises OSError."""
-    from tracekit.report.document import encode
+    from tracekit.report.encoding import encode
 
     write_bytes(file, encode(document, indent=1) + b"\n")
 

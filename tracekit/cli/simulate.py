@@ -158,7 +158,7 @@ def _typed(value: Any, kind: type) -> Any:
 def _write(experiment: Experiment, output: str | None, json_file: str | None) -> None:
     from tracekit.files import write_atomically
     from tracekit.report import experiment as report
-    from tracekit.report.document import encode
+    from tracekit.report.encoding import encode
 
     document = report.experiment_document(experiment)
     if output is not None:

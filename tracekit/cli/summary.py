@@ -17,10 +17,9 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from tracekit.cli.terminal import console, grid, print_grid, text
-from tracekit.findings import Result, Table
 from tracekit.report import coverage, overview
+from tracekit.report.cells import Preview
 from tracekit.report.quantity import quantity
-from tracekit.report.tables import table_data
 from tracekit.report.text import visible
 
 MOST_PROBLEMS, MOST_FINDINGS, MOST_RANKS, WORST_RANKS = 10, 7, 16, 3
@@ -37,7 +36,7 @@ _STYLES = {"critical": "bold red", "warning": "yellow", "info": "dim"}
 
 
 def print_summary(
-    document: Mapping[str, Any], results: Mapping[str, Result], report: str | None, stream: IO[str] | None = None, *, replaced: bool = False
+    document: Mapping[str, Any], previews: Sequence[Preview], report: str | None, stream: IO[str] | None = None, *, replaced: bool = False
 ) -> None:
     """Print everything; ``report`` is where the HTML was written, ``replaced``: in place of an older one."""
     out = console(sys.stdout if stream is None else stream)
@@ -45,8 +44,8 @@ def print_summary(
     _problems(out, problems(document))
     _steps(out, document.get("mean_step") or [], culprits(document["findings"]))
     _axes(out, by_axis(document))
-    for table in _previews(results):
-        _preview(out, table)
+    for preview in previews:
+        _preview(out, preview)
     _findings(out, [finding for finding in document["findings"] if not _said_above(finding["id"])])
     if report is not None:
         out.print(text(f"Report: {report}" + (" (the one there was is replaced)" if replaced else ""), "bold"), soft_wrap=True)
@@ -207,15 +206,9 @@ def _axes(out: Console, axes: Sequence[Mapping[str, Any]]) -> None:
     print_grid(out, "Communication by mesh axis, a rank and step", table)
 
 
-def _previews(results: Mapping[str, Result]) -> list[Table]:
-    sections = [section for result in results.values() for section in result.sections()]
-    charts = [chart for section in sections for chart in section.charts]
-    return [chart for chart in charts if isinstance(chart, Table) and chart.preview > 0 and len(chart.frame)]
-
-
-def _preview(out: Console, table: Table) -> None:
+def _preview(out: Console, preview: Preview) -> None:
     """The first rows of a table, with as many of its columns as the line holds."""
-    data = table_data(table, table.preview)
+    data = preview.table
     longest = max(12, min(_LONGEST_NAME, out.width // 3))
     texts = [[text(_cut(cell, longest)) for _, cell in row] for row in data.first()]
     headings: list[str] = []
@@ -232,7 +225,7 @@ def _preview(out: Console, table: Table) -> None:
         shown.add_row(*row[: len(headings)])
     left_out = [f"{data.rows} of {data.total} rows"] if data.total > data.rows else []
     left_out += [f"{len(headings)} of {len(data.columns)} columns"] if len(headings) < len(data.columns) else []
-    print_grid(out, f"{table.title} ({', '.join(left_out)})" if left_out else table.title, shown)
+    print_grid(out, f"{preview.title} ({', '.join(left_out)})" if left_out else preview.title, shown)
 
 
 def _cut(cell: str, length: int) -> str:

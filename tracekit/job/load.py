@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Literal
 
-from tracekit.collectives.named import Named
 from tracekit.errors import InputError, UsageError
 from tracekit.executors import local
 from tracekit.executors.base import Executor, Lost
@@ -16,12 +14,13 @@ from tracekit.executors.memory import machine_memory
 from tracekit.job.activity import Window
 from tracekit.job.join import join
 from tracekit.job.model import Job
+from tracekit.job.options import LoadOptions
 from tracekit.job.runs import one_run
 from tracekit.job.window import Reducers, Task, read_window
 from tracekit.notes import Note, note, text_note
 from tracekit.readers.archives import as_folders
 from tracekit.readers.hang_files import Dump, HangFile, Stacks
-from tracekit.readers.sources import Source, find_sources
+from tracekit.readers.sources import Found, Source, find_sources
 from tracekit.trace.events import Coverage
 
 Progress = Callable[[int, int], None]
@@ -29,42 +28,28 @@ Progress = Callable[[int, int], None]
 SNAPSHOT_SHARE = 0.5
 
 
-@dataclass(frozen=True)
-class LoadOptions:
-    """What a user can say about the input.
-
-    ``steps`` is half open; ``cache`` a folder, None for no cache; ``executor`` None leaves the choice to the size of the input;
-    ``scheduler`` is the address of a Dask scheduler; ``memory_limit`` [bytes].
-    """
-
-    mesh: str | None = None
-    gpus_per_node: int | None = None
-    ranks: frozenset[int] | None = None
-    steps: tuple[int | None, int | None] | None = None
-    jobs: int | None = None
-    scheduler: str | None = None
-    executor: Literal["threads", "processes", "dask"] | None = None
-    memory_limit: int | None = None
-    cache: str | None = None
-    named: Named = ()  # kernels that the user calls communication
-    run: str | None = None  # the name of one of several runs
-
-
-def load_job(paths: Sequence[str], options: LoadOptions, reducers: Reducers | None = None, progress: Progress | None = None) -> Job:
-    """Read every rank under ``paths`` and join them.
+def load_job(
+    paths: Sequence[str],
+    options: LoadOptions,
+    reducers: Reducers | None = None,
+    progress: Progress | None = None,
+    found: Found | None = None,
+) -> Job:
+    """Read every rank under ``paths`` and join them. ``found``: what ``find_sources`` has said of these paths, if it was asked.
 
     ``progress`` gets (bytes read, bytes in all) from any thread. Raises InputError when nothing at all could be read.
     """
+    if found is not None:
+        return _load(found, options, reducers or {}, progress)
     with as_folders(paths) as (folders, archives):
-        job = _load(folders, options, reducers or {}, progress)
+        job = _load(find_sources(folders), options, reducers or {}, progress)
     for entry in job.coverage:  # files are called by where the user has them
         for folder, archive in archives.items():
             entry.file = entry.file.replace(folder, archive)
     return job
 
 
-def _load(paths: Sequence[str], options: LoadOptions, reducers: Reducers, progress: Progress | None) -> Job:
-    found = find_sources(paths)
+def _load(found: Found, options: LoadOptions, reducers: Reducers, progress: Progress | None) -> Job:
     windows: list[Window] = []
     hang: list[HangFile] = []
     coverage: list[Coverage] = list(found.skipped)
@@ -81,6 +66,7 @@ def _load(paths: Sequence[str], options: LoadOptions, reducers: Reducers, progre
     windows, runs = one_run(windows, {source.url: source.size for source in found.sources}, options.run)
     job = join(windows, coverage, options.mesh, options.gpus_per_node, options.ranks)
     job.runs = runs
+    job.settled = not any(entry.passing for entry in coverage)
     _add_hang(job, hang)
     if options.steps is not None and job.traced and not any(len(w.steps) for w in windows):
         raise UsageError("no step of --steps is in the traces", "leave --steps out to see which there are")
@@ -175,7 +161,7 @@ def _snapshot_limit(options: LoadOptions) -> int:
 
 
 def _lost(source: Source, reason: str) -> Coverage:
-    return Coverage(source.url, status="skipped", notes=[text_note(reason)])
+    return Coverage(source.url, status="skipped", notes=[text_note(reason)], passing=True)
 
 
 def _read_one(source: Source, task: Task) -> Window | HangFile | Coverage | None:
@@ -199,3 +185,6 @@ class _Counter:
         with self._lock:
             self._done += size
             self._progress(self._done, self._total)
+
+
+__all__ = ["LoadOptions", "Progress", "load_job"]

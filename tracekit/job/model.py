@@ -27,7 +27,8 @@ class Job:
     ``operations`` and ``matches`` have the schemas of the same name. ``steps`` are step numbers that every present rank recorded whole.
     ``notes`` are what is to be told of the job as a whole ("2 of 4 ranks were read ...").
     ``hang_files`` are flight recorder dumps, Python stacks and NCCL logs beside the traces.
-    ``held`` keeps results of analyses that others build on; ``what_if`` are the scenarios that a user asked for.
+    ``held`` keeps results of analyses that others build on; ``what_if`` are the scenarios that a user asked for. ``settled``: reading the
+    same files again would give the same job; not where a file was lost to too little memory or a killed worker.
     """
 
     world_size: int | None
@@ -48,6 +49,7 @@ class Job:
     hang_files: list[HangFile] = field(default_factory=list)
     held: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     what_if: tuple[str, ...] = ()
+    settled: bool = True
 
     @property
     def traced(self) -> list[Window]:

@@ -7,28 +7,21 @@ last change), one choice of steps, one set of analyses, and one state of traceki
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import io
 import json
-import os
 import pickle
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import tracekit
-from tracekit.files import open_regular, write_atomically
 from tracekit.job.activity import Window
-from tracekit.readers import remote
-from tracekit.readers.cache_folder import distrust
-from tracekit.readers.manifest import beside
+from tracekit.readers.cache_folder import distrust, read_entry, write_entry
 from tracekit.readers.sources import Source
+from tracekit.readers.state import of_code, of_source
 
 _ENDING = ".window"
 _MAGIC = b"TRKWIND1"
-_HEAD = len(_MAGIC) + 32  # SHA-256 of what follows
-_MOST_BYTES = 1 << 30
 #: What arrays, tables and text columns are rebuilt by; nothing of it opens, imports or runs anything.
 _ALLOWED = {
     ("builtins", "slice"),
@@ -72,15 +65,12 @@ def load(source: Source, settings: Iterable[object], directory: str | Path) -> W
     path = _entry(source, settings, directory)
     if path is None or distrust(directory):
         return None
+    body = read_entry(path, _MAGIC)
+    if body is None:
+        return None
     try:
-        with open_regular(path) as file:
-            data = file.read(_MOST_BYTES)
-        body = data[_HEAD:]
-        if data[: len(_MAGIC)] != _MAGIC or data[len(_MAGIC) : _HEAD] != hashlib.sha256(body).digest():
-            return None
         window = _Unpickler(io.BytesIO(body)).load()
     except (
-        OSError,
         pickle.UnpicklingError,
         ValueError,
         TypeError,
@@ -100,34 +90,12 @@ def store(source: Source, settings: Iterable[object], window: Window, directory:
     path = _entry(source, settings, directory)
     if path is None or distrust(directory):
         return
-    body = pickle.dumps(window, protocol=5)
-    try:
-        Path(directory).mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_atomically(path, [_MAGIC, hashlib.sha256(body).digest(), body])
-    except OSError:
-        return
+    write_entry(path, _MAGIC, pickle.dumps(window, protocol=5))
 
 
 def _entry(source: Source, settings: Iterable[object], directory: str | Path) -> Path | None:
     """None for a file whose changes, or whose manifest's, would not be noticed."""
-    if source.mtime == 0 or remote.is_url(source.url):
+    state = of_source(source)
+    if state is None:
         return None
-    manifest = beside(source)
-    facts = [source.url, source.name, source.size, source.mtime, None if manifest is None else _state(manifest.url), _code(), *settings]
-    return Path(directory) / (hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:40] + _ENDING)
-
-
-def _state(path: str) -> list[int] | None:
-    try:
-        status = os.stat(path)  # noqa: PTH116 - a name that is no path is no error here
-    except (OSError, ValueError):
-        return None
-    return [status.st_size, status.st_mtime_ns]
-
-
-@functools.cache
-def _code() -> str:
-    """Changes with any file of tracekit: an entry of other code is of no use."""
-    root = Path(tracekit.__file__).parent
-    files = sorted((str(path.relative_to(root)), _state(str(path))) for path in root.rglob("*.py"))
-    return hashlib.sha256(json.dumps([tracekit.__version__, files]).encode()).hexdigest()
+    return Path(directory) / (hashlib.sha256(json.dumps([*state, of_code(), *settings], default=str).encode()).hexdigest()[:40] + _ENDING)

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 import tracekit
 from tracekit.notes import restored
-from tracekit.readers.cache_folder import SCRATCH, distrust
+from tracekit.readers.cache_folder import SCRATCH, distrust, used
 from tracekit.readers.recognise import reason
 from tracekit.readers.sources import Source, shown
 from tracekit.trace.events import CATEGORY_NAMES, SIDE_COLUMNS, Category, Coverage, Lane, RankTables, SideTable, side_dtype
@@ -94,9 +94,12 @@ def load(source: Source, directory: str | Path) -> RankTables | None:
         return None
     import pyarrow as pa
 
+    path = _entry(source, directory)
     try:
-        with pa.memory_map(str(_entry(source, directory))) as file:
+        with pa.memory_map(str(path)) as file:
             data = _checked(file.read_buffer())
+        if data is not None:
+            used(path)
         batch = None if data is None else pa.ipc.open_file(pa.BufferReader(data)).get_batch(0)
         return None if batch is None else _tables(batch, source)
     except (OSError, pa.ArrowException, ValueError, KeyError, TypeError, IndexError, AttributeError, MemoryError):

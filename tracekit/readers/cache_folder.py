@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import stat
 import time
@@ -9,12 +11,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tracekit.files import open_regular, write_atomically
+
 LIMIT_BYTES = 10_000_000_000
-#: What entries end in: tables of one file, and what all analyses keep of one file.
-ENDINGS = (".arrow", ".window")
+#: What entries end in: tables of one file, what all analyses keep of one file, and the whole answer to one question.
+ENDINGS = (".arrow", ".window", ".answer")
 SCRATCH = "writing-"
 
 _STEM = 40  # hexadecimal digits of an entry's key
+_DIGEST = 32  # bytes of a SHA-256
+_MOST_BYTES = 1 << 30  # of an entry
 _LEFT_OVER_AFTER_S = 3600
 
 
@@ -24,7 +30,7 @@ class Usage:
 
     entries: int
     size: int  # [bytes]
-    oldest: float | None  # when the oldest entry was written [s since 1970]; None without entries
+    oldest: float | None  # when the entry was used that was not used for longest [s since 1970]; None without entries
 
 
 def default_directory() -> Path:
@@ -64,7 +70,7 @@ def clear(directory: str | Path) -> Usage:
 
 
 def prune(directory: str | Path, limit_bytes: int = LIMIT_BYTES) -> int:
-    """Remove the entries that were written longest ago until at most ``limit_bytes`` are left; returns the bytes removed."""
+    """Remove the entries that were not used for longest until at most ``limit_bytes`` are left; returns the bytes removed."""
     removed = 0
     try:
         for path in Path(directory).iterdir():
@@ -83,8 +89,36 @@ def prune(directory: str | Path, limit_bytes: int = LIMIT_BYTES) -> int:
     return removed
 
 
+def read_entry(path: Path, magic: bytes) -> bytes | None:
+    """What ``write_entry`` wrote; None where there is none, or where it is not whole."""
+    try:
+        with open_regular(path) as file:
+            data = file.read(_MOST_BYTES)
+    except (OSError, MemoryError):
+        return None
+    head = len(magic) + _DIGEST
+    body = data[head:]
+    if data[: len(magic)] != magic or data[len(magic) : head] != hashlib.sha256(body).digest():
+        return None
+    used(path)
+    return body
+
+
+def write_entry(path: Path, magic: bytes, body: bytes) -> None:
+    """Keep an entry behind its kind and its digest, where that is possible."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_atomically(path, [magic, hashlib.sha256(body).digest(), body])
+
+
+def used(path: str | Path) -> None:
+    """Note that an entry was of use now: those that were not for longest go first."""
+    with contextlib.suppress(OSError):
+        os.utime(path)
+
+
 def _entries(directory: str | Path) -> Iterator[tuple[float, int, Path]]:
-    """(time of writing, size, path) of each entry."""
+    """(time of the last use, size, path) of each entry."""
     folder = Path(directory)
     if not folder.exists():
         return

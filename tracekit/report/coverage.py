@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
-from tracekit.findings import Table
+if TYPE_CHECKING:
+    from tracekit.findings import Table
 
 _WORST_FIRST = ("skipped", "truncated", "duplicate", "repaired", "complete")
 
@@ -39,6 +38,10 @@ def incomplete(document: Mapping[str, Any]) -> bool:
 
 def files_table(document: Mapping[str, Any]) -> Table:
     """One row a file, the least readable first."""
+    import pandas as pd  # the terminal, which needs the names above, does not wait for it
+
+    from tracekit.findings import Table
+
     rows = [
         {
             "file": name,

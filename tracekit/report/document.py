@@ -7,7 +7,6 @@ from dataclasses import asdict
 from math import isfinite
 from typing import Any
 
-import msgspec
 import numpy as np
 import pandas as pd
 
@@ -94,12 +93,6 @@ def clean(value: Any) -> Any:
     if isinstance(value, Iterable):
         return [clean(item) for item in value]
     raise TypeError(f"a {type(value).__name__} cannot stand in JSON")
-
-
-def encode(value: Any, *, indent: int = 0) -> bytes:
-    """UTF-8 JSON of a cleaned value; 0 is compact."""
-    data = msgspec.json.encode(value)
-    return msgspec.json.format(data, indent=indent) if indent else data
 
 
 def _job(job: Job) -> dict[str, Any]:

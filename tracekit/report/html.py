@@ -7,7 +7,7 @@ element; the page's scripts put it in place with ``textContent`` only.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tracekit.files import write_atomically
@@ -22,15 +22,16 @@ _SCRIPTS = ("page.js", "tables.js", "charts.js", "timeline.js")
 
 def render(results: Mapping[str, Result], document: Mapping[str, Any], plotly_js: str = "inline") -> str:
     """The whole page. ``plotly_js`` is 'inline', or a relative path that several reports of one folder share."""
-    return b"".join(_parts(results, document, plotly_js)).decode()
+    return b"".join(parts(results, document, plotly_js)).decode()
 
 
 def write(path: str | os.PathLike[str], results: Mapping[str, Result], document: Mapping[str, Any], plotly_js: str = "inline") -> None:
     """Write the page; an existing file is replaced only when the new one is whole. Raises OSError."""
-    write_atomically(path, _parts(results, document, plotly_js))
+    write_atomically(path, parts(results, document, plotly_js))
 
 
-def _parts(results: Mapping[str, Result], document: Mapping[str, Any], plotly_js: str) -> Iterable[bytes]:
+def parts(results: Mapping[str, Result], document: Mapping[str, Any], plotly_js: str = "inline") -> list[bytes]:
+    """The page in pieces; one of them is what ``plotly_code.plotly_source`` gives."""
     sections = [(analysis, section) for analysis, result in results.items() for section in result.sections()]
     chapters = _chapters([section for _, section in sections])
     places: dict[str, str] = {"coverage": "coverage"}

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
-from tracekit.errors import TracekitError
 from tracekit.findings import Chart, Table
 from tracekit.report import overview, palette
-from tracekit.report.document import encode
+from tracekit.report.encoding import encode
 from tracekit.report.glossary import explained
 from tracekit.report.in_words import in_words
 from tracekit.report.named import named
+from tracekit.report.plotly_code import plotly_source
 from tracekit.report.tables import table_data
 from tracekit.report.text import script_json, visible
 
@@ -42,15 +41,6 @@ def template(name: str) -> jinja2.Template:
 def asset(name: str) -> Markup:
     """A style sheet or script, to stand in the page itself."""
     return Markup((_TEMPLATES / name).read_text(encoding="utf-8"))
-
-
-@cache
-def plotly_source() -> bytes:
-    """plotly.js as the installed plotly package ships it, read without importing that package."""
-    spec = find_spec("plotly")
-    if spec is None or spec.origin is None:
-        raise TracekitError("the package plotly is not installed", "pip install plotly")
-    return (Path(spec.origin).parent / "package_data" / "plotly.min.js").read_bytes()
 
 
 def drawn_page(name: str, content: Mapping[str, Any], scripts: Iterable[str], plotly_js: str) -> list[bytes]:

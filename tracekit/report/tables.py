@@ -4,88 +4,25 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from tracekit.findings import Table
+from tracekit.findings import Result, Table
+from tracekit.report.cells import ColumnData, Preview, TableData
 from tracekit.report.quantity import decimals
 from tracekit.report.text import encodable
-from tracekit.units import NULL, NULL32, format_bytes
+from tracekit.units import NULL, NULL32
 
-#: Rows of a table that are in the page; rows shown before the reader asks for more.
-MAX_ROWS, FIRST_ROWS = 2000, 25
+#: Rows of a table that are in the page.
+MAX_ROWS = 2000
 _EXACT_IN_A_BROWSER = 2**53
 #: Characters of a name that is kept on one line.
 _SHORT = 28
 _UNIT = re.compile(r"\s*[\[(]([^\[\]()]+)[\])]\s*$")
-
-Kind = Literal["text", "number", "bytes", "share"]
-
-
-@dataclass(frozen=True)
-class ColumnData:
-    """One column. ``values`` are raw (None: missing, because of ``missing``).
-
-    ``digits`` stand after the point of a number, ``grouped`` ones have their thousands set apart, ``long`` texts may be broken into lines.
-    """
-
-    title: str
-    kind: Kind
-    values: list[Any]
-    digits: int = 0
-    grouped: bool = False
-    missing: str = ""
-    long: bool = False
-    meaning: str = ""
-
-    def shown(self, row: int) -> str:
-        """The cell as a reader sees it."""
-        value = self.values[row]
-        if value is None:
-            return "–"
-        if self.kind == "bytes":
-            return format_bytes(value)
-        if self.kind == "share":
-            return f"{value * 100:.1f}%"
-        if self.kind == "number":
-            return f"{value:,.{self.digits}f}" if self.grouped else f"{value:.{self.digits}f}"
-        return str(value)
-
-    def payload(self) -> dict[str, Any]:
-        """What the page's script gets."""
-        return {
-            "title": self.title,
-            "kind": self.kind,
-            "digits": self.digits,
-            "grouped": self.grouped,
-            "missing": self.missing,
-            "long": self.long,
-            "values": self.values,
-        }
-
-
-@dataclass(frozen=True)
-class TableData:
-    """A table ready for the page. ``total`` rows exist, ``rows`` of them are here."""
-
-    columns: Sequence[ColumnData]
-    rows: int
-    total: int
-
-    def first(self) -> list[list[tuple[ColumnData, str]]]:
-        """The rows that are shown at once, cell by cell."""
-        return [[(column, column.shown(row)) for column in self.columns] for row in range(min(self.rows, FIRST_ROWS))]
-
-    def payload(self) -> dict[str, Any]:
-        """What the page's script gets."""
-        return {
-            "first": FIRST_ROWS,
-            "columns": [column.payload() for column in self.columns],
-        }
 
 
 def table_data(table: Table, max_rows: int = MAX_ROWS) -> TableData:
@@ -97,6 +34,14 @@ def table_data(table: Table, max_rows: int = MAX_ROWS) -> TableData:
         for name, heading in table.columns.items()
     ]
     return TableData(columns, len(kept), len(frame))
+
+
+def previews(results: Mapping[str, Result]) -> list[Preview]:
+    """The heads of the tables that are shown in a terminal, too."""
+    sections = [section for result in results.values() for section in result.sections()]
+    charts = [chart for section in sections for chart in section.charts]
+    tables = [chart for chart in charts if isinstance(chart, Table) and chart.preview > 0 and len(chart.frame)]
+    return [Preview(table.title, table_data(table, table.preview)) for table in tables]
 
 
 def _column(series: pd.Series[Any], heading: str, missing: str) -> ColumnData:

@@ -163,6 +163,7 @@ class Coverage:
     events: int = 0  # events read
     arrows: int = 0  # arrow events, which are counted only
     notes: list[Note] = field(default_factory=list)  # what was odd, lost or repaired
+    passing: bool = False  # another try may read it: memory did not suffice, a worker was killed
 
     @property
     def problems(self) -> list[str]:
