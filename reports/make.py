@@ -20,7 +20,7 @@ from tracekit.job.load import LoadOptions, load_job
 from tracekit.report import html as report
 from tracekit.report import overview
 from tracekit.report.document import document
-from tracekit.report.pages import plotly_source
+from tracekit.report.plotly_code import plotly_source
 
 ROOT = Path(__file__).resolve().parents[1]
 HERE = ROOT / "reports"

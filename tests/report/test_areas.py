@@ -22,13 +22,13 @@ def test_areas_are_brought_to_one_unit_for_each_axis() -> None:
     assert info.x == [0.0, 1.5, 4.0]
     assert info.values == [[1.0, 1.0, 1.0], [0.0, 5.0, 0.0]]
     assert info.lines == [[8.0, 8.0, None]]
-    assert info.hovers[1] == ["activations 0", "activations 5 MB", "activations 0"]
 
 
 def test_areas_are_a_figure_that_plotly_accepts_each_value_held_until_the_next() -> None:
     drawn = go.Figure(figure(MEMORY))
     assert [trace.stackgroup for trace in drawn.data] == ["one", "one", None]
     assert {trace.line.shape for trace in drawn.data} == {"hv"}
+    assert drawn.data[0].hovertemplate == "%{fullData.name} %{y:.4~g} MB<extra></extra>"
     assert [mark.text for mark in drawn.layout.annotations] == ["peak"]
 
 

@@ -1,4 +1,9 @@
+import base64
 import json
+import os
+import shutil
+import subprocess
+import zlib
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -11,6 +16,7 @@ from tracekit.mesh.mesh import Axis, Mesh
 from tracekit.notes import text_note
 from tracekit.report import html, pages
 from tracekit.report.document import document
+from tracekit.report.plotly_code import plotly_source
 from tracekit.report.text import encodable
 from tracekit.trace.events import Coverage
 
@@ -51,7 +57,17 @@ class Page(HTMLParser):
         return [(tag, tuple(attributes)) for tag, attributes in self.elements if attributes.get("class") != "ctl"]
 
     def data(self) -> list[dict[str, object]]:
-        return [json.loads(text) for attributes, text in self.scripts if attributes.get("type") == "application/json"]
+        return [json.loads(contents(attributes, text)) for attributes, text in self.scripts if attributes.get("type") == "application/json"]
+
+
+def contents(attributes: dict[str, str | None], text: str) -> str:
+    """What stands in a script element, unpacked where it says its size."""
+    size = attributes.get("data-size")
+    if size is None:
+        return text
+    content = zlib.decompress(base64.b64decode(text), -zlib.MAX_WBITS)
+    assert len(content) == int(size)
+    return content.decode()
 
 
 def render(name: str, plotly_js: str = "plotly.min.js") -> str:
@@ -134,11 +150,26 @@ def test_the_page_fetches_nothing() -> None:
 
 
 def test_plotly_is_inside_once_and_whole() -> None:
-    text = html.render({}, document(job(), {}))
-    source = pages.plotly_source().decode()
-    assert text.count(source) == 1
-    assert "</script" not in source
-    assert [script for _, script in Page(text).scripts].count(source) == 1
+    page = Page(html.render({}, document(job(), {})))
+    held = [contents(attributes, text) for attributes, text in page.scripts if attributes.get("id") == "plotly"]
+    assert held == [plotly_source().decode()]
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no node")
+@pytest.mark.parametrize("level", [1, 9])
+def test_the_page_unpacks_what_zlib_packed(tmp_path: Path, level: int) -> None:
+    """The page's own inflate, against contents of every kind of block: stored, of fixed codes, of codes of its own, empty."""
+    given = [b"", b"a", bytes(70_000), os.urandom(70_000), plotly_source()[:200_000], b"ab" * 3 + os.urandom(300)]
+    packed = []
+    for content in given:
+        deflate = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS)
+        packed.append([base64.b64encode(deflate.compress(content) + deflate.flush()).decode(), len(content)])
+    each = f"for (const [text, size] of {json.dumps(packed)}) console.log(Buffer.from(unpack(text, size)).toString('hex'));"
+    script = str(pages.asset("unpack.js")) + each
+    program = tmp_path / "unpack.js"
+    program.write_text(script)
+    done = subprocess.run(["node", str(program)], capture_output=True, text=True, check=True, timeout=60)
+    assert [bytes.fromhex(line) for line in done.stdout.split("\n")[:-1]] == given
 
 
 def test_reports_of_one_folder_can_share_plotly() -> None:

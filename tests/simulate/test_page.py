@@ -88,7 +88,7 @@ def test_hostile_names_are_text():
     text = page.render(_hostile())
     assert "<img" not in text
     assert "onerror=alert" not in {name for name, _ in _Tags(text).attributes}
-    assert _Tags(text).seen.count("script") == len(re.findall(r"<script", text)) == 3 + 2
+    assert _Tags(text).seen.count("script") == len(re.findall(r"<script", text)) == 4 + 2
     assert _blocks(text)[0]["moments"][0]["title"] == EVIL
     assert not re.search("[\x00-\x08\x0b-\x1f]", text)
 

@@ -23,7 +23,7 @@ from tracekit.readers.sources import Found, Source
 from tracekit.readers.state import of_code, of_source
 from tracekit.report.cells import Preview
 from tracekit.report.encoding import encode
-from tracekit.report.plotly_code import plotly_source
+from tracekit.report.plotly_code import plotly_element
 
 _ENDING = ".answer"
 _MAGIC = b"TRKANSW1"
@@ -91,7 +91,7 @@ def load(path: Path, with_page: bool) -> Answer | None:
         return None
     if (with_page and stored.page is None) or not isinstance(document, dict):
         return None
-    page = [plotly_source() if part is None else part for part in stored.page] if with_page and stored.page is not None else None
+    page = [plotly_element() if part is None else part for part in stored.page] if with_page and stored.page is not None else None
     return Answer(document, page, stored.previews)
 
 
@@ -99,6 +99,6 @@ def store(path: Path, answer: Answer) -> None:
     """Keep an answer for the next time, where that is possible."""
     import zstandard
 
-    page = None if answer.page is None else [None if part is plotly_source() else part for part in answer.page]
+    page = None if answer.page is None else [None if part is plotly_element() else part for part in answer.page]
     data = msgspec.msgpack.encode(_Stored(encode(answer.document), page, answer.previews))
     write_entry(path, _MAGIC, zstandard.ZstdCompressor(level=_LEVEL).compress(data))

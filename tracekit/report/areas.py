@@ -13,7 +13,7 @@ _HEIGHT = 380
 
 
 class AreaInfo(NamedTuple):
-    """``values[series][i]`` and ``lines[line][i]`` in ``unit`` at ``x[i]`` in ``x_unit``; ``hovers[i]`` of the whole stack."""
+    """``values[series][i]`` and ``lines[line][i]`` in ``unit`` at ``x[i]`` in ``x_unit``."""
 
     x: list[float]
     x_unit: str
@@ -23,7 +23,6 @@ class AreaInfo(NamedTuple):
     line_names: list[str]
     lines: list[list[float | None]]
     marks: list[tuple[float, str]]
-    hovers: list[list[str]]
     unit: str
 
 
@@ -53,13 +52,14 @@ def area_info(chart: StackedArea) -> AreaInfo:
         [str(name) for name in chart.lines],
         [[None if value is None else value / divisor for value in line] for line in chart.lines.values()],
         [(x / x_divisor, label) for x, label in chart.marks],
-        [[f"{name} {quantity(value, chart.unit)}" for value in values] for name, values in chart.series.items()],
         unit,
     )
 
 
 def area_figure(info: AreaInfo) -> dict[str, Any]:
     """Areas on top of each other, each value held until the next one; lines over them; a dashed upright at every mark."""
+    # The page fills names in as text; the template itself holds nothing from a trace.
+    hover = "%{fullData.name} %{y:.4~g} " + plotly_text(info.unit) + "<extra></extra>"
     areas = [
         {
             "type": "scatter",
@@ -68,13 +68,12 @@ def area_figure(info: AreaInfo) -> dict[str, Any]:
             "name": plotly_text(name),
             "x": info.x,
             "y": values,
-            "text": [plotly_text(text) for text in hovers],
-            "hoverinfo": "text+x",
+            "hovertemplate": hover,
             "line": {"shape": "hv", "width": 0, "color": COLORS[role][0]},
             "fillcolor": COLORS[role][0],
             "meta": {"role": role},
         }
-        for name, role, values, hovers in zip(info.names, info.roles, info.values, info.hovers, strict=True)
+        for name, role, values in zip(info.names, info.roles, info.values, strict=True)
     ]
     lines = [
         {

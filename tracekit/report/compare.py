@@ -21,7 +21,7 @@ from tracekit.report.document import clean
 from tracekit.report.pages import drawn_page, figure_block, table_block
 
 SCHEMA_VERSION = 1
-_SCRIPTS = ("page.js", "tables.js", "charts.js")
+_SCRIPTS = ("unpack.js", "page.js", "tables.js", "charts.js")
 #: Consequences that are listed under a cause in the page; the tables have all.
 MOST_CONSEQUENCES = 12
 #: Chapters of changes: title, first words of keys.

@@ -22,7 +22,7 @@ from tracekit.report.quantity import axis_unit, quantity
 from tracekit.units import format_bytes
 
 _US = 1e6
-_SCRIPTS = ("page.js", "tables.js", "charts.js")
+_SCRIPTS = ("unpack.js", "page.js", "tables.js", "charts.js")
 _REST = "--json holds all"
 
 

@@ -160,7 +160,7 @@ def render(experiment: Experiment, document: Mapping[str, Any] | None = None) ->
         checks=[_check(check) for check in experiment.checks],
         css=asset("style.css") + asset("experiment.css"),
         palette=Markup(palette.css()),
-        scripts=[asset(name) for name in ("page.js", "tables.js", "experiment.js")],
+        scripts=[asset(name) for name in ("unpack.js", "page.js", "tables.js", "experiment.js")],
     )
 
 

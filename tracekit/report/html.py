@@ -17,7 +17,7 @@ from tracekit.report.pages import drawn_page, embedded, figure_block, table_bloc
 from tracekit.report.text import visible
 from tracekit.report.timeline import by_name, timeline_data
 
-_SCRIPTS = ("page.js", "tables.js", "charts.js", "timeline.js")
+_SCRIPTS = ("unpack.js", "page.js", "tables.js", "charts.js", "timeline.js")
 
 
 def render(results: Mapping[str, Result], document: Mapping[str, Any], plotly_js: str = "inline") -> str:
@@ -31,7 +31,7 @@ def write(path: str | os.PathLike[str], results: Mapping[str, Result], document:
 
 
 def parts(results: Mapping[str, Result], document: Mapping[str, Any], plotly_js: str = "inline") -> list[bytes]:
-    """The page in pieces; one of them is what ``plotly_code.plotly_source`` gives."""
+    """The page in pieces; one of them is what ``plotly_code.plotly_element`` gives."""
     sections = [(analysis, section) for analysis, result in results.items() for section in result.sections()]
     chapters = _chapters([section for _, section in sections])
     places: dict[str, str] = {"coverage": "coverage"}

@@ -16,12 +16,15 @@ from tracekit.report.encoding import encode
 from tracekit.report.glossary import explained
 from tracekit.report.in_words import in_words
 from tracekit.report.named import named
-from tracekit.report.plotly_code import plotly_source
+from tracekit.report.packing import packed
+from tracekit.report.plotly_code import plotly_element
 from tracekit.report.tables import table_data
 from tracekit.report.text import script_json, visible
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _PLOTLY_MARK = b"<!--plotly-->"
+#: JSON of so many bytes is packed.
+_PACKED = 20_000
 
 
 @cache
@@ -54,7 +57,7 @@ def drawn_page(name: str, content: Mapping[str, Any], scripts: Iterable[str], pl
     )
     before, _, after = page.encode("utf-8", "replace").partition(_PLOTLY_MARK)
     if plotly_js == "inline":
-        return [before, b"<script>", plotly_source(), b"</script>", after]
+        return [before, plotly_element(), after]
     return [before, after]
 
 
@@ -79,5 +82,8 @@ def table_block(table: Table, key: str, **more: str) -> dict[str, Any]:
 
 
 def embedded(value: Any) -> Markup:
-    """A value as JSON that can stand in a script element."""
-    return Markup(script_json(encode(value)).decode())
+    """A script element that holds a value as JSON, packed where it is long."""
+    text = script_json(encode(value))
+    if len(text) < _PACKED:
+        return Markup('<script type="application/json">' + text.decode() + "</script>")
+    return Markup(f'<script type="application/json" data-size="{len(text)}">{packed(text)}</script>')

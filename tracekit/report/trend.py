@@ -19,7 +19,7 @@ from tracekit.report.text import plotly_text
 
 #: What is drawn where no pattern is given, and the most figures of one page.
 DEFAULT_PATTERNS, MOST_FIGURES = ("step.time", "step.exposed_comm", "memory.peak", "mfu"), 40
-_SCRIPTS = ("page.js", "charts.js")
+_SCRIPTS = ("unpack.js", "page.js", "charts.js")
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 // Bars and heat maps: the figures come as plotly JSON, the page adds its colours.
 for (const block of document.querySelectorAll(".block.plot")) {
   const holder = block.querySelector(".canvas");
-  if (!holder || typeof Plotly === "undefined") continue;
+  if (!holder) continue;
   let figure = null;
 
   function dressed() {
@@ -43,8 +43,10 @@ for (const block of document.querySelectorAll(".block.plot")) {
   }
 
   const draw = () => {
+    const plotly = tracekit.plotly();
+    if (!plotly) { holder.textContent = "Not drawn: the file that several reports share, plotly.min.js, is not where this page looks for it."; return; }
     figure ??= tracekit.data(block);
-    Plotly.react(holder, figure.data, dressed(), {
+    plotly.react(holder, figure.data, dressed(), {
       responsive: true, displaylogo: false, displayModeBar: "hover", modeBarButtons: [["toImage", "zoom2d", "resetScale2d"]],
     });
   };

@@ -28,7 +28,24 @@ const tracekit = (() => {
 
   const visible = (text) => text.replace(acting, picture);
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const data = (block) => JSON.parse(block.querySelector(":scope > script[type='application/json']").textContent);
+
+  // What stands in a script element, unpacked where it says how many bytes it holds (unpack.js).
+  function contents(element) {
+    const size = element.dataset.size;
+    return size === undefined ? element.textContent : new TextDecoder().decode(unpack(element.textContent, Number(size)));
+  }
+  const data = (block) => JSON.parse(contents(block.querySelector(":scope > script[type='application/json']")));
+
+  // plotly, run when the first chart is about to be seen; null where the file that it is shared in is missing.
+  function plotly() {
+    const packed = document.getElementById("plotly");
+    if (typeof Plotly === "undefined" && packed) {
+      const script = document.createElement("script");
+      script.textContent = contents(packed);
+      packed.replaceWith(script);
+    }
+    return typeof Plotly === "undefined" ? null : Plotly;
+  }
 
   function quantity(us) {
     const size = Math.abs(us);
@@ -86,5 +103,5 @@ const tracekit = (() => {
   }, { rootMargin: "-12% 0px -70% 0px" });
   for (const id of links.keys()) { const target = document.getElementById(id); if (target) spy.observe(target); }
 
-  return { setText, visible, color, data, quantity, whenSeen, onScheme };
+  return { setText, visible, color, data, plotly, quantity, whenSeen, onScheme };
 })();
