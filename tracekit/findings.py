@@ -114,11 +114,19 @@ class Heatmap:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Spans on lanes. ``spans`` columns: lane (str), start_us, end_us (float, from one common zero), name (str), category (str)."""
+    """Spans on lanes. ``spans`` columns: lane (str), start_us, end_us (float, from one common zero), name (str), category (str).
+
+    Of several steps, a column ``step`` (int, NULL: no step), each with its own zero; ``merged`` counts the pieces in a span. ``first`` is
+    the step to show first, ``shown`` the ranks whose lanes are (all, where empty). ``stretches`` are places where findings can be seen:
+    step, kind, rank, axis, group, start_us, end_us, the longest first.
+    """
 
     title: str
     spans: pd.DataFrame
     note: str = ""
+    first: int | None = None
+    shown: Sequence[int] = ()
+    stretches: pd.DataFrame | None = None
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ def test_tables_are_sorted_and_filtered(report: Path) -> None:
 def test_the_timeline_finds_counts_and_chooses_ranks(report: Path) -> None:
     script = """
       const block = document.querySelector("#timeline .timeline"); block.scrollIntoView(); await wait(1500);
-      const name = tracekit.data(block).names.find((each) => each.length > 5);
+      const given = tracekit.data(block), name = given.names.find((each) => each.startsWith("aten::"));
       const find = block.querySelector("[data-find]"), hits = () => block.querySelector("[data-hits]").textContent;
       find.value = name; find.dispatchEvent(new Event("input"));
       const count = hits();
@@ -107,13 +107,33 @@ def test_the_timeline_finds_counts_and_chooses_ranks(report: Path) -> None:
         shown[wanted] = [...block.querySelectorAll("[data-groups] label")].filter((each) => each.control.checked);
         shown[wanted] = shown[wanted].map((each) => each.textContent);
       }
-      return { name, count, first, picked, shown, groups: block.querySelectorAll("[data-groups] input").length };"""
+      const steps = block.querySelector("[data-step]"), turned = [];
+      for (const option of [...steps.options]) {
+        steps.value = option.value; steps.dispatchEvent(new Event("change"));
+        const boxes = [...block.querySelectorAll("[data-groups] label")].filter((each) => each.control.checked);
+        turned.push([option.textContent, boxes.map((each) => each.textContent)]);
+      }
+      return { name, count, first, picked, shown, turned, groups: block.querySelectorAll("[data-groups] input").length };"""
     found = seen(report, script)
     assert re.fullmatch(r"[1-9]\d* found", found["count"])
     assert re.fullmatch(r"\d+ of \d+", found["first"])
     assert found["name"] in found["picked"]
-    assert found["groups"] == 3  # the two ranks, and the critical path, which is no rank's
+    assert found["groups"] == 4  # the two ranks; findings and the critical path, which are no rank's
     assert found["shown"] == {"1": ["rank 1"], "0": ["rank 0"]}
+    assert len(found["turned"]) > 1 and len({label for label, _ in found["turned"]}) == len(found["turned"])
+    assert {tuple(shown) for _, shown in found["turned"]} == {("rank 0",)}  # a choice of ranks stays from step to step
+
+
+def test_a_finding_leads_to_where_it_is_seen_on_the_timeline(report: Path) -> None:
+    script = """
+      const link = document.querySelector(".findings a[data-finding]"), block = document.querySelector("#timeline .timeline");
+      link.click(); await wait(4000);
+      return { top: Math.round(document.querySelector("#timeline").getBoundingClientRect().top),
+        picked: block.querySelector("[data-picked]").textContent, sentence: link.closest("li").querySelector(".what").textContent };"""
+    found = seen(report, script)
+    assert 0 <= found["top"] <= 60
+    assert " · finding · " in found["picked"]
+    assert found["picked"][:40] in found["sentence"]
 
 
 @pytest.mark.parametrize("width", [400, 1280, 2560])

@@ -189,7 +189,7 @@ def test_rows_that_are_not_shown_are_in_the_data() -> None:
     text = "".join(PLAIN.text)
     assert "25 of 30 rows" in text
     assert "Show all 30" in text
-    tables = [block for block in PLAIN.data() if "first" in block]
+    tables = [block for block in PLAIN.data() if "columns" in block]
     assert [len(block["columns"][1]["values"]) for block in tables if block["columns"][0]["title"] == "plain"] == [30]  # type: ignore[index]
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from tracekit.findings import Chart, Finding, Held, Result, Section, Table, Timeline, Treemap
@@ -87,8 +88,14 @@ class Anonymous:
     def frame(self, frame: pd.DataFrame) -> pd.DataFrame:
         """A table with aliases in its columns of text."""
         texts = [str(name) for name in frame if frame[name].dtype.kind not in "iufbM" and name not in _OWN_WORDS]
-        hidden = {name: pd.Series([self.plain(value) for value in frame[name].tolist()], index=frame.index, dtype=object) for name in texts}
-        return frame.assign(**hidden)
+        return frame.assign(**{name: self._column(frame[name]) for name in texts})
+
+    def _column(self, column: pd.Series[Any]) -> pd.Series[Any]:
+        """A column of texts; of one with categories each is looked at once."""
+        if isinstance(column.dtype, pd.CategoricalDtype):
+            told = np.array([*(self.plain(text) for text in column.cat.categories), None], dtype=object)
+            return pd.Series(told[column.cat.codes.to_numpy()], index=column.index, dtype=object)
+        return pd.Series([self.plain(value) for value in column.tolist()], index=column.index, dtype=object)
 
     def _add(self, text: str, alias: str) -> None:
         if len(text) >= _SHORTEST:

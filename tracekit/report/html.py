@@ -33,11 +33,12 @@ def write(path: str | os.PathLike[str], results: Mapping[str, Result], document:
 def parts(results: Mapping[str, Result], document: Mapping[str, Any], plotly_js: str = "inline") -> list[bytes]:
     """The page in pieces; one of them is what ``plotly_code.plotly_element`` gives."""
     sections = [(analysis, section) for analysis, result in results.items() for section in result.sections()]
-    chapters = _chapters([section for _, section in sections])
+    chapters = _chapters([section for _, section in sections], document["findings"])
     places: dict[str, str] = {"coverage": "coverage"}
     for (analysis, _), chapter in zip(sections, chapters, strict=True):
         places.setdefault(analysis, chapter["id"])
-    content = {**_head(document, places), "sections": chapters, "coverage": _coverage(document)}
+    seen = {number for chapter in chapters for block in chapter["blocks"] for number in block.get("findings", ())}
+    content = {**_head(document, places), "seen": seen, "sections": chapters, "coverage": _coverage(document)}
     return drawn_page("report.html", content, _SCRIPTS, plotly_js)
 
 
@@ -74,28 +75,30 @@ def _coverage(document: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _chapters(sections: Sequence[Section]) -> list[dict[str, Any]]:
+def _chapters(sections: Sequence[Section], findings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     result: list[dict[str, Any]] = []
     for number, section in enumerate(sections, 1):
         name = section.name or f"chapter-{number}"
         if name in (chapter["id"] for chapter in result):
             name = f"{name}-{number}"
-        blocks = [_block(chart, f"{name}-{index}") for index, chart in enumerate(section.charts, 1)]
+        blocks = [_block(chart, f"{name}-{index}", findings) for index, chart in enumerate(section.charts, 1)]
         result.append({"id": name, "title": section.title, "lead": section.lead, "blocks": blocks})
     return result
 
 
-def _block(chart: Chart, key: str) -> dict[str, Any]:
+def _block(chart: Chart, key: str, findings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if isinstance(chart, Table):
         return table_block(chart, key)
     if isinstance(chart, Timeline):
-        data = timeline_data(chart)
+        data = timeline_data(chart, findings)
         return {
             "kind": "timeline",
             "id": key,
             "title": chart.title,
             "note": chart.note,
-            "spans": len(data.start),
+            "spans": data.spans,
+            "steps": len(data.steps),
+            "findings": sorted({number for number, *_ in data.findings}),
             "left_out": data.left_out,
             "data": embedded(data.payload()),
             "table": table_block(by_name(chart), f"{key}-names"),

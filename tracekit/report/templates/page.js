@@ -91,6 +91,7 @@ const tracekit = (() => {
     if (!link) return;
     const id = link.hash.slice(1);
     if (link.dataset.rank !== undefined) document.dispatchEvent(new CustomEvent("tracekit:rank", { detail: { id, rank: Number(link.dataset.rank) } }));
+    if (link.dataset.finding !== undefined) document.dispatchEvent(new CustomEvent("tracekit:finding", { detail: { id, finding: Number(link.dataset.finding) } }));
     if (location.hash === link.hash) land(id);
   });
 

@@ -4,37 +4,59 @@ for (const block of document.querySelectorAll(".block.timeline")) {
   const stage = block.querySelector("[data-stage]");
   if (!stage) continue;
   const view = stage.querySelector("[data-view]"), map = stage.querySelector("[data-map]"), tip = stage.querySelector("[data-tip]");
-  const RULER = 22, MAP = 40, HEAD = 17, TALL = 2400;
-  let spans = null, lanes = [], groups = [], colors = [], theme = {}, names = [], hiddenKinds = new Set(), found = null;
-  let from = 0, to = 1, last = 1, width = 0, height = 0, gutter = 110, rowHeight = 14, hovered = -1, picked = -1, band = null, pending = false, inputs = [];
+  const RULER = 22, MAP = 40, HEAD = 17, TALL = 2400, TALLEST = 12000;
+  let given = null, current = 0, wanted = () => true, spans = null, lanes = [], groups = [], colors = [], theme = {}, names = [], hiddenKinds = new Set(), found = null;
+  let from = 0, to = 1, last = 1, width = 0, height = 0, gutter = 110, rowHeight = 14, hovered = -1, picked = -1, band = null, pending = false;
 
   // ---- data -------------------------------------------------------------------------------------------------------------
-  function typed(text, Type) {
-    const raw = atob(text), bytes = new Uint8Array(raw.length);
-    for (let i = 0; i < raw.length; i++) bytes[i] = raw.charCodeAt(i);
-    return new Type(bytes.buffer);
+  // Five columns of 32 bits of `count` spans, unpacked: all first bytes of a column, then all second ones, ...
+  function columns(text, count) {
+    const bytes = unpack(text, 20 * count);
+    return [0, 1, 2, 3, 4].map((column) => {
+      const words = new Uint32Array(count);
+      for (let byte = 0; byte < 4; byte++) {
+        const first = (4 * column + byte) * count, shift = 8 * byte;
+        for (let i = 0; i < count; i++) words[i] |= bytes[first + i] << shift;
+      }
+      return words;
+    });
   }
 
   function load() {
-    const given = tracekit.data(block);
+    given = tracekit.data(block);
     names = given.names;
-    spans = {
-      start: typed(given.start, Float64Array), duration: typed(given.duration, Float32Array), name: typed(given.name, Uint32Array),
-      category: typed(given.category, Uint8Array), categories: given.categories,
-    };
-    const count = spans.start.length;
+    const ranks = new Set(given.shown.map((rank) => "rank " + rank));
+    wanted = (name, place) => (ranks.size ? ranks.has(name) || !/^rank /.test(name) : place < 16);
+    open(given.first);
+  }
+
+  // The spans of one step, with those groups shown that are wanted.
+  function open(number) {
+    current = number;
+    const step = given.steps[number], count = step.spans, [start, duration, name, category, merged] = columns(step.packed, count);
+    spans = { start: new Float64Array(count), duration: new Float64Array(count), name, category, merged, categories: given.categories };
     spans.row = new Uint8Array(count);
     spans.reach = new Float64Array(count); // the latest end so far in the lane: lets a search stop early
-    for (let i = 0; i < count; i++) last = Math.max(last, spans.start[i] + spans.duration[i]);
+    last = 1;
+    for (let i = 0, at = 0; i < count; i++) {
+      at = (at + start[i]) >>> 0; // steps back, at the next lane, come around
+      spans.start[i] = at * step.tick_us;
+      spans.duration[i] = duration[i] * step.tick_us;
+      last = Math.max(last, spans.start[i] + spans.duration[i]);
+    }
     const byGroup = new Map();
-    given.lanes.forEach((lane, index) => {
-      const own = { label: tracekit.visible(lane.label), first: given.offsets[index], end: given.offsets[index + 1], rows: 1, y: 0 };
+    lanes = [];
+    step.lanes.forEach((lane, index) => {
+      const own = { label: tracekit.visible(lane.label), first: step.offsets[index], end: step.offsets[index + 1], rows: 1, y: 0 };
       stack(own);
       lanes.push(own);
-      if (!byGroup.has(lane.group)) byGroup.set(lane.group, { name: tracekit.visible(lane.group), lanes: [], shown: byGroup.size < 16, y: 0 });
+      if (!byGroup.has(lane.group)) byGroup.set(lane.group, { name: tracekit.visible(lane.group), lanes: [], shown: false, cut: false, y: 0 });
       byGroup.get(lane.group).lanes.push(own);
     });
     groups = [...byGroup.values()];
+    groups.forEach((group, place) => { group.shown = wanted(group.name, place); });
+    picked = hovered = -1;
+    from = 0;
     to = last;
   }
 
@@ -61,20 +83,26 @@ for (const block of document.querySelectorAll(".block.timeline")) {
   }
 
   // ---- layout -----------------------------------------------------------------------------------------------------------
-  const shownGroups = () => groups.filter((group) => group.shown);
+  const shownGroups = () => groups.filter((group) => group.shown && !group.cut);
 
   function layout() {
     width = stage.clientWidth;
     gutter = width < 620 ? 74 : 136;
+    for (const group of groups) group.cut = false;
     const shown = shownGroups(), rows = shown.reduce((sum, group) => sum + group.lanes.reduce((n, lane) => n + lane.rows, 0), 0);
-    rowHeight = Math.max(8, Math.min(15, Math.floor((TALL - shown.length * HEAD) / Math.max(1, rows))));
+    rowHeight = Math.max(11, Math.min(15, Math.floor((TALL - shown.length * HEAD) / Math.max(1, rows))));
     let y = RULER;
     for (const group of shown) {
+      group.cut = y > TALLEST; // a canvas has a largest height
+      if (group.cut) continue;
       group.y = y;
       y += groups.length > 1 || group.name ? HEAD : 4;
       for (const lane of group.lanes) { lane.y = y; y += lane.rows * rowHeight + 3; }
     }
     height = Math.max(RULER + 40, y + 6);
+    const drawn = shown.filter((group) => !group.cut).length, short = block.querySelector("[data-cut]");
+    short.hidden = drawn === shown.length;
+    short.textContent = `Only the first ${drawn} of the ${shown.length} groups of lanes that are chosen have room: choose fewer ranks.`;
     for (const [canvas, tall] of [[view, height], [map, MAP]]) {
       const ratio = window.devicePixelRatio || 1;
       canvas.style.height = tall + "px";
@@ -119,6 +147,8 @@ for (const block of document.querySelectorAll(".block.timeline")) {
     drawMap();
   }
 
+  const called = (i) => names[spans.name[i]] + (spans.merged[i] > 1 ? ` + ${spans.merged[i] - 1} more` : "");
+
   function drawLane(pen, lane) {
     const k = scale(), painted = new Float64Array(lane.rows).fill(-1), tall = Math.max(3, rowHeight - 1);
     let alpha = 1, category = -1;
@@ -136,7 +166,7 @@ for (const block of document.querySelectorAll(".block.timeline")) {
       const x = Math.max(gutter - 2, left), wide = Math.min(width + 2, right) - x, y = lane.y + row * rowHeight;
       pen.fillRect(x, y, wide > 3 ? wide - 0.5 : wide, tall);
       if (wide > 34 && tall >= 10 && alpha === 1) {
-        const fits = Math.floor((wide - 6) / 5.4), name = names[spans.name[i]];
+        const fits = Math.floor((wide - 6) / 5.4), name = called(i);
         pen.fillStyle = colors[kind].text;
         pen.fillText(tracekit.visible(name.length > fits ? name.slice(0, Math.max(1, fits - 1)) + "…" : name), x + 3, y + tall / 2 + 0.5, wide - 5);
         category = -1;
@@ -183,7 +213,7 @@ for (const block of document.querySelectorAll(".block.timeline")) {
       pen.fillText(fitted(pen, group.name, gutter - 12), 7, group.y + HEAD / 2 + 1);
       pen.font = "10.5px " + theme.font;
       pen.fillStyle = theme.soft;
-      for (const lane of group.lanes) if (rowHeight * lane.rows >= 9) pen.fillText(fitted(pen, lane.label, gutter - 18), 12, lane.y + rowHeight / 2);
+      for (const lane of group.lanes) pen.fillText(fitted(pen, lane.label, gutter - 18), 12, lane.y + rowHeight / 2);
     }
   }
 
@@ -268,7 +298,7 @@ for (const block of document.querySelectorAll(".block.timeline")) {
 
   function describe(target, index) {
     const title = document.createElement("b"), rest = document.createElement("span");
-    tracekit.setText(title, names[spans.name[index]]);
+    tracekit.setText(title, called(index));
     rest.textContent = " " + told(index);
     target.replaceChildren(title, rest);
   }
@@ -377,15 +407,43 @@ for (const block of document.querySelectorAll(".block.timeline")) {
     redraw();
   }
 
-  function choose(wanted) {
-    if (!groups.some(wanted)) return;
-    groups.forEach((group, i) => { group.shown = wanted(group); if (inputs[i]) inputs[i].checked = group.shown; });
+  // Shows the groups that a function of their name chooses, in this step and those opened later.
+  function choose(which) {
+    if (!groups.some((group, place) => which(group.name, place))) return;
+    wanted = which;
+    groups.forEach((group, place) => { group.shown = which(group.name, place); });
+    listed();
     count();
     relayout();
   }
 
-  // The rank of a group of lanes; NaN for the critical path, which runs over all ranks.
-  const rankOf = (group) => Number(/^rank (\d+)$/.exec(group.name)?.[1] ?? NaN);
+  // Another step, with the same groups where it has them.
+  function turn(number) {
+    if (number === current || !given.steps[number]) return;
+    open(number);
+    block.querySelector("[data-step]").value = String(number);
+    listed();
+    count();
+    relayout();
+  }
+
+  // The place where a finding can be seen: its step, its ranks, the longest of its stretches.
+  function point(number) {
+    const places = given.findings.filter((place) => place[0] === number);
+    const [, step, start, end, rank] = places.find((place) => place[1] === current) ?? places[0] ?? [];
+    if (step === undefined) return;
+    turn(step);
+    const kept = wanted, own = "rank " + rank;
+    choose((name, place) => kept(name, place) || name === own || name === "findings");
+    const room = Math.max((end - start) * 1.5, last / 200);
+    show(start - room, end + room);
+    const lane = groups[0].lanes.find((each) => each.label === String(number));
+    if (lane) for (let i = lane.first; i < lane.end; i++) if (Math.abs(spans.start[i] - start) < 0.01) picked = i;
+    if (picked >= 0) describe(block.querySelector("[data-picked]"), picked);
+  }
+
+  // The rank of a group of lanes; NaN for findings and the critical path, which are of all ranks.
+  const rankOf = (name) => Number(/^rank (\d+)$/.exec(name)?.[1] ?? NaN);
 
   // "0, 8-15" as a set; null for anything else.
   function chosen(text) {
@@ -407,6 +465,8 @@ for (const block of document.querySelectorAll(".block.timeline")) {
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   }
 
+  const fileName = (ending) => `timeline-${given.steps[current].label.toLowerCase().replaceAll(" ", "-")}.${ending}`;
+
   function picture() {
     const whole = document.createElement("canvas"), pen = whole.getContext("2d");
     whole.width = view.width;
@@ -414,27 +474,58 @@ for (const block of document.querySelectorAll(".block.timeline")) {
     pen.fillStyle = theme.sheet;
     pen.fillRect(0, 0, whole.width, whole.height);
     pen.drawImage(view, 0, 0);
-    whole.toBlob((blob) => save(blob, "timeline.png"));
+    whole.toBlob((blob) => save(blob, fileName("png")));
   }
 
   function listing() {
-    const rows = ["group,lane,name,kind,start_us,duration_us"];
+    const rows = ["group,lane,name,kind,start_us,duration_us,pieces"];
     // Quoted; a first character that a spreadsheet would run is shielded.
     const cell = (text) => '"' + String(text).replace(/^[=+\-@\t\r]/, "'$&").replaceAll('"', '""') + '"';
     for (const group of shownGroups()) for (const lane of group.lanes) for (let i = firstAt(lane, from); i < lane.end && spans.start[i] <= to; i++) {
       if (hiddenKinds.has(spans.category[i]) || spans.start[i] + spans.duration[i] < from) continue;
       const words = [group.name, lane.label, names[spans.name[i]], spans.categories[spans.category[i]].name].map(cell);
-      rows.push([...words, spans.start[i], spans.duration[i]].join(","));
+      rows.push([...words, spans.start[i].toFixed(3), spans.duration[i].toFixed(3), spans.merged[i]].join(","));
     }
-    save(new Blob([rows.join("\n") + "\n"], { type: "text/csv" }), "timeline.csv");
+    save(new Blob([rows.join("\n") + "\n"], { type: "text/csv" }), fileName("csv"));
+  }
+
+  // A box for each group of lanes; of many groups only for those that are shown.
+  function listed() {
+    const boxes = block.querySelector("[data-groups]");
+    for (const old of boxes.querySelectorAll("label, button")) old.remove();
+    boxes.hidden = groups.length < 2;
+    for (const group of groups.filter((each) => each.shown || groups.length <= 40).slice(0, 64)) {
+      const label = document.createElement("label"), box = document.createElement("input"), text = document.createElement("span");
+      box.type = "checkbox";
+      box.checked = group.shown;
+      box.addEventListener("change", () => {
+        const kept = wanted;
+        group.shown = box.checked;
+        wanted = (name, place) => (name === group.name ? box.checked : kept(name, place));
+        relayout();
+      });
+      text.textContent = group.name;
+      label.append(box, text);
+      boxes.append(label);
+    }
+    for (const [word, shown] of [["all", true], ["none", false]]) {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.textContent = word;
+      button.addEventListener("click", () => {
+        wanted = () => shown;
+        for (const group of groups) group.shown = shown;
+        listed();
+        relayout();
+      });
+      boxes.append(button);
+    }
   }
 
   // ---- choosing what is shown -------------------------------------------------------------------------------------------
   function controls() {
-    const legend = block.querySelector("[data-legend]"), boxes = block.querySelector("[data-groups]");
-    const used = new Set(spans.category);
+    const legend = block.querySelector("[data-legend]");
     spans.categories.forEach((category, index) => {
-      if (!used.has(index)) return;
       const button = document.createElement("button"), swatch = document.createElement("i"), label = document.createElement("span");
       button.type = "button";
       button.setAttribute("aria-pressed", "true");
@@ -450,24 +541,6 @@ for (const block of document.querySelectorAll(".block.timeline")) {
       });
       legend.append(button);
     });
-    if (groups.length < 2) boxes.remove();
-    inputs = groups.map((group) => {
-      const label = document.createElement("label"), box = document.createElement("input"), text = document.createElement("span");
-      box.type = "checkbox";
-      box.checked = group.shown;
-      box.addEventListener("change", () => { group.shown = box.checked; relayout(); });
-      text.textContent = group.name;
-      label.append(box, text);
-      boxes.append(label);
-      return box;
-    });
-    for (const [word, checked] of [["all", true], ["none", false]]) {
-      const button = document.createElement("button");
-      button.type = "button";
-      button.textContent = word;
-      button.addEventListener("click", () => { groups.forEach((group, i) => { group.shown = inputs[i].checked = checked; }); relayout(); });
-      boxes.append(button);
-    }
     const find = block.querySelector("[data-find]");
     find.addEventListener("input", () => {
       const wanted = find.value.trim().toLowerCase();
@@ -482,25 +555,42 @@ for (const block of document.querySelectorAll(".block.timeline")) {
     block.querySelector("[data-ranks]").addEventListener("change", (event) => {
       const wanted = chosen(event.target.value);
       event.target.setAttribute("aria-invalid", String(wanted === null));
-      if (wanted) choose((group) => wanted.has(rankOf(group)));
+      if (wanted) choose((name) => wanted.has(rankOf(name)));
     });
     if (groups.length < 2) block.querySelector("[data-ranks]").closest("label").remove();
-    document.addEventListener("tracekit:rank", (event) => {
-      if (block.closest("section").id === event.detail.id) choose((group) => group.name === "rank " + event.detail.rank);
+    const steps = block.querySelector("[data-step]");
+    given.steps.forEach((step, index) => {
+      const option = document.createElement("option");
+      option.value = String(index);
+      option.textContent = step.label;
+      steps.append(option);
     });
+    steps.value = String(current);
+    steps.addEventListener("change", () => turn(Number(steps.value)));
+    if (given.steps.length < 2) steps.closest("label").remove();
     block.querySelector("[data-save]").addEventListener("click", picture);
     block.querySelector("[data-rows]").addEventListener("click", listing);
     const zooms = { in: keys.w, out: keys.s, fit: keys[0] };
     for (const button of block.querySelectorAll("[data-zoom]")) button.addEventListener("click", zooms[button.dataset.zoom]);
   }
 
-  tracekit.whenSeen(stage, () => {
+  function start() {
+    if (given) return;
     load();
     themed();
     controls();
+    listed();
     layout();
     draw();
     new ResizeObserver(() => { if (stage.clientWidth !== width) relayout(); }).observe(stage);
     tracekit.onScheme(() => { themed(); mapImage = null; draw(); });
-  });
+  }
+  tracekit.whenSeen(stage, start);
+
+  // A link to this chapter that is about one rank, or leads to where a finding can be seen.
+  function follow(kind, act) {
+    document.addEventListener(kind, (event) => { if (block.closest("section").id === event.detail.id) { start(); act(event.detail); } });
+  }
+  follow("tracekit:rank", (detail) => choose((name) => name === "rank " + detail.rank));
+  follow("tracekit:finding", (detail) => point(detail.finding));
 }
