@@ -133,7 +133,12 @@ def _frame(job: Job, kept: _Kept, first: int, shown: set[int]) -> pd.DataFrame:
             parts.append(_plain(path[path["step"] == step], "critical path", None, (lanes, names, categories)))
     frame = pd.concat(parts, ignore_index=True)
     coded = {"lane": lanes, "name": names, "category": categories}
-    return frame.assign(**{key: pd.Categorical.from_codes(frame[key].to_numpy(np.int64), pd.Index(codes.texts, dtype=object)) for key, codes in coded.items()})
+    return frame.assign(
+        **{
+            key: pd.Categorical.from_codes(frame[key].to_numpy(np.int64), pd.Index(codes.texts, dtype=object))
+            for key, codes in coded.items()
+        }
+    )
 
 
 def _limits(kept: _Kept, first: int, shown: set[int]) -> dict[tuple[int, int], int]:
