@@ -5,6 +5,7 @@ import pytest
 from tests.builder import Trace
 from tests.oracle import tables
 from tracekit.errors import InputError
+from tracekit.job.load import LoadOptions, load_job
 from tracekit.job.window import build_activity
 from tracekit.manifest import Axis, Calls, Group, Manifest, Owners, decode, encode
 from tracekit.units import NULL
@@ -113,6 +114,18 @@ def test_lost_calls_are_said():
     calls = Calls(**{**{f: getattr(given.calls, f) for f in Calls.__struct_fields__}, "lost": 3})
     build_activity(read, None, Manifest(world_size=4, groups=given.groups, calls=calls))
     assert any("overwritten its first 3 collectives" in problem for problem in read.coverage.problems)
+
+
+def test_the_size_of_a_job_whose_trace_does_not_tell_it_is_the_manifests(tmp_path):
+    for rank in (0, 1):
+        trace = Trace(None)
+        trace.step(1, 0, 100)
+        trace.write(tmp_path / f"rank_0000{rank}.pt.trace.json")
+        told = Manifest(tracekit_version="1", rank=rank, world_size=4, backend="gloo", host="a")
+        (tmp_path / f"rank_0000{rank}.manifest.json").write_bytes(encode(told))
+    job = load_job([str(tmp_path)], LoadOptions())
+    assert (job.world_size, job.missing_ranks, job.backend) == (4, [2, 3], "gloo")
+    assert not [entry for entry in job.notes if entry.code == "world_size_not_recorded"]
 
 
 def test_a_manifest_comes_back_as_it_was_written():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -13,9 +15,12 @@ JOBS = Path(__file__).parent / "jobs"
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """One that nobody listens on, below those that the system gives to outgoing connections: another job's could take it before ours does."""
+    for port in random.SystemRandom().sample(range(15_000, 30_000), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError("no free port")
 
 
 def start(script: Path, *arguments: str, ranks: int = 2, environment: Mapping[str, str] | None = None) -> list[subprocess.Popen]:

@@ -1,14 +1,10 @@
 """A recorded job computes what it computes without the recorder, before, in and after the window, whatever it does."""
 
 import contextlib
-import gzip
-import json
 import os
-import random
 import signal
 import subprocess
 import sys
-import time
 import types
 import warnings
 
@@ -321,40 +317,3 @@ def test_a_job_that_is_ended_keeps_its_recording_and_its_exit_code(act, code, ke
     assert names == (["rank_00000.manifest.json", "rank_00000.pt.trace.json.gz"] if kept else [])
     if kept:
         assert decode((tmp_path / names[0]).read_bytes(), "m").steps == [2, 3]
-
-
-RECORDING = """
-import sys, torch
-from tracekit import record
-net = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(20)))
-optimizer = torch.optim.Adam(net.parameters())
-for number in range(50):
-    with record(f"{sys.argv[1]}/{number}", model=net, optimizer=optimizer, wait=0, active=2) as recorder:
-        for step in range(3):
-            net(torch.randn(8, 64)).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            if number == step == 0:
-                print("begun", flush=True)
-            recorder.step()
-"""
-
-
-@pytest.mark.slow
-def test_a_job_that_is_killed_at_any_moment_leaves_whole_files(tmp_path):
-    """Six kills of a job that records again and again: what bears a name of ours can be read."""
-    moments = random.Random(0)
-    for attempt in range(6):
-        folder = tmp_path / str(attempt)
-        command = [sys.executable, "-W", "ignore", "-c", RECORDING, str(folder)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        process.stdout.readline()
-        time.sleep(moments.uniform(0, 3))
-        process.kill()
-        process.communicate()
-        for path in folder.rglob("rank_*"):
-            data = path.read_bytes()
-            if path.name.endswith(".gz"):
-                assert json.loads(gzip.decompress(data))["traceEvents"]
-            else:
-                assert decode(data, path.name).steps

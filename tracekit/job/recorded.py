@@ -1,6 +1,8 @@
-"""What the recorder's manifest adds to the operations of its rank: process groups, and group and sequence of each collective."""
+"""What the recorder's manifest adds to its rank: the job's size, process groups, and group and sequence of each collective."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -9,11 +11,25 @@ from tracekit.collectives.kinds import element_type, kind_of_operator
 from tracekit.manifest import Manifest
 from tracekit.mesh.process_groups import LocalGroup
 from tracekit.notes import note
+from tracekit.readers.identity import Identity
 from tracekit.trace.events import Category, Int64Array, RankTables
 from tracekit.units import NULL
 
 #: So many calls back is looked for the one that was still running: calls of several threads overlap, and few do.
 _LOOK_BACK = 4
+
+
+def filled(identity: Identity, manifest: Manifest) -> Identity:
+    """What the trace does not say of its rank, where the recorder does: a trace that ends behind the process groups has no distributedInfo."""
+    if not manifest.tracekit_version:  # its defaults would be taken for what somebody wrote
+        return identity
+    world = manifest.world_size if 0 <= manifest.rank < manifest.world_size else None
+    return replace(
+        identity,
+        world_size=identity.world_size or world,
+        backend=identity.backend or manifest.backend,
+        host=identity.host or manifest.host,
+    )
 
 
 def add_groups(groups: list[LocalGroup], manifest: Manifest) -> None:

@@ -113,6 +113,8 @@ def reduce_window(tables: RankTables, name: str, task: Task, manifest: Manifest 
     if manifest is not None and identity.rank is not None and identity.rank != manifest.rank:
         tables.coverage.note(note("manifest_of_other_rank", rank=identity.rank, manifest=manifest.rank))
         manifest = None
+    if manifest is not None:
+        identity = recorded.filled(identity, manifest)
     activity = build_activity(tables, task.steps, manifest, task.named)
     reduced = {analysis: reducer(activity) for analysis, reducer in task.reducers.items()}
     for found in identity.notes:
