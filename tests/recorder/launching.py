@@ -15,7 +15,7 @@ JOBS = Path(__file__).parent / "jobs"
 
 
 def free_port() -> int:
-    """One that nobody listens on, below those that the system gives to outgoing connections: another job's could take it before ours does."""
+    """One that nobody listens on, below those of outgoing connections: another job's could take it before ours does."""
     for port in random.SystemRandom().sample(range(15_000, 30_000), 100):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))

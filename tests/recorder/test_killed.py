@@ -14,8 +14,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tracekit.job.load import LoadOptions, load_job  # noqa: E402
-from tracekit.manifest import decode  # noqa: E402
+from tracekit.job.load import LoadOptions, load_job
+from tracekit.manifest import decode
 
 #: For each moment (a share of the time that two recordings take, behind the first) prints how many the killed process had finished.
 RECORDING = """

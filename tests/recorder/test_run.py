@@ -42,12 +42,21 @@ def test_where_an_engine_steps_its_own_optimizer_does_not_count():
     assert [turns.over(1), turns.over(1), turns.over(9, engine=True), turns.over(1), turns.over(9, engine=True)] == [None, 2, None, None, 2]
 
 
+def test_what_is_known_to_be_the_last_ends_the_first_step():
+    turns = Turns()
+    turns.ends(2, engine=False)
+    assert [turns.over(one) for one in (1, 2, 1, 2)] == [None, 1, None, 2]
+    turns = Turns()
+    turns.ends(9, engine=True)
+    assert [turns.over(1), turns.over(9, engine=True), turns.over(1), turns.over(9, engine=True)] == [None, 1, None, 2]
+
+
 @pytest.mark.parametrize(("text", "steps"), [("10:13", (10, 13)), ("3:4", (3, 4)), ("none", None)])
 def test_steps_are_written_as_everywhere(text, steps):
     assert parse_steps(text) == steps
 
 
-@pytest.mark.parametrize("text", ["", "10", "13:10", "a:b", "10:", "-1:3", "0:3", "2:5", "10:2000000000", "10:5000"])
+@pytest.mark.parametrize("text", ["", "10", "13:10", "a:b", "10:", "-1:3", "0:3", "10:2000000000", "10:5000"])
 def test_steps_that_cannot_be_recorded_are_refused(text):
     with pytest.raises(UsageError, match="--steps"):
         parse_steps(text)
@@ -80,6 +89,19 @@ def test_the_first_steps_are_due_one_before_them(tmp_path):
     assert job.due == [[(9, Steps(10, 13, tmp_path))]] * 2
 
 
+@pytest.mark.parametrize(
+    ("first_known", "due"),
+    [(1, [(1, 1)]), (2, [(2, 2)])],  # one optimizer; several
+)
+def test_early_steps_begin_without_a_warm_up_or_as_soon_as_it_is_known_what_a_step_is(first_known, due, tmp_path):
+    job = Job(tmp_path, 1, (1, 3))
+    for number in range(first_known, 6):
+        job.step(number, 0.1)
+    assert [(number, steps.first) for number, steps in job.due[0]] == due
+    assert job.due[0][0][1].stop == due[0][1] + 2
+    assert ("steps 2 to 3 are recorded instead" in job.ranks[0].news) == (first_known == 2)
+
+
 @pytest.mark.parametrize("seconds", [0.01, 0.3, 1.0, 30.0])
 def test_a_request_is_recorded_by_all_ranks_at_the_same_step(seconds, tmp_path):
     """Two requests, one after the other; the decision is at least ten seconds ahead."""
@@ -104,7 +126,7 @@ def test_a_rank_that_learns_of_it_too_late_says_so(tmp_path):
     for number in (30, 31):
         job.step(number, 1)
     assert job.due == [[]]
-    assert job.ranks[0].missed == "steps 20 to 22 are not recorded: this rank was at step 30 when it learned of them"
+    assert job.ranks[0].news == "steps 20 to 22 are not recorded: this rank was at step 30 when it learned of them"
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"first": "x", "stop": 2}', "\x00"])
@@ -120,13 +142,22 @@ def test_a_decision_that_makes_no_sense_is_none(text, tmp_path):
 
 
 def test_a_folder_that_holds_a_recording_is_replaced_whole_or_not_at_all(tmp_path):
-    for name in ("rank_00000.pt.trace.json.gz", "rank_00007.manifest.json", "mine.txt"):
+    for folder in (tmp_path / "steps_20_22", tmp_path / "steps_30_32", tmp_path / "steps_of_mine"):
+        folder.mkdir()
+    for name in ("rank_00000.pt.trace.json.gz", "steps_20_22/rank_00007.manifest.json", ".tracekit-x.json.gz", "mine.txt", "steps_30_32/a"):
         (tmp_path / name).touch()
     with pytest.raises(UsageError, match="holds a recording; give another folder, or --replace"):
         empty_folder(tmp_path, replace=False)
-    assert len(list(tmp_path.iterdir())) == 3
+    assert len(list(tmp_path.iterdir())) == 6
     empty_folder(tmp_path, replace=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.txt", "steps_30_32", "steps_of_mine"]
+
+
+def test_a_recording_on_demand_is_a_recording(tmp_path):
+    (tmp_path / "steps_20_22").mkdir()
+    (tmp_path / "steps_20_22" / "rank_00000.manifest.json").touch()
+    with pytest.raises(UsageError, match="holds a recording"):
+        empty_folder(tmp_path, replace=False)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ _LOOK_BACK = 4
 
 
 def filled(identity: Identity, manifest: Manifest) -> Identity:
-    """What the trace does not say of its rank, where the recorder does: a trace that ends behind the process groups has no distributedInfo."""
+    """What the trace does not say of its rank, where the recorder does: one that outlived its process groups has no distributedInfo."""
     if not manifest.tracekit_version:  # its defaults would be taken for what somebody wrote
         return identity
     world = manifest.world_size if 0 <= manifest.rank < manifest.world_size else None

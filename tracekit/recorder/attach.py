@@ -1,12 +1,15 @@
 """The recorder around a program that does not know of it (``tracekit run``): steps, models and optimizers are found, not told.
 
-A step is over when the last of the job's optimizers has stepped; which is the last shows when the first of them comes again. DeepSpeed's
-engine steps its optimizer once a part of the parameters: there the engine's own step counts. Models are the outermost modules with
-parameters of these optimizers. Everything here is called from the program's own calls, and never raises into them.
+A step is over when the last of the job's optimizers has stepped; which is the last shows when the first of them comes again (at once where
+there is one only, which is looked up for those who want early steps). DeepSpeed's engine steps its optimizer once a part of the parameters:
+there the engine's own step counts. A step that a gradient scaler skips is one. Models are the outermost modules with parameters of these
+optimizers. Everything here is called from the program's own calls, and never raises into them.
 """
 
 from __future__ import annotations
 
+import functools
+import multiprocessing
 import multiprocessing.util
 import os
 import sys
@@ -15,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tracekit.recorder.request import WARMUP, Requests, Steps, parse_steps
+from tracekit.recorder.request import Requests, Steps, parse_steps
 
 
 class Turns:
@@ -25,6 +28,15 @@ class Turns:
         self._counts: dict[int, int] = {}
         self._last: int | None = None
         self._engine = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether any optimizer has stepped."""
+        return bool(self._counts)
+
+    def ends(self, optimizer: int, *, engine: bool) -> None:
+        """A step ends with this optimizer, or engine: known before it shows."""
+        self._last, self._engine = optimizer, engine
 
     def over(self, optimizer: int, *, engine: bool = False) -> int | None:
         """``optimizer`` has stepped: how many steps of the job are over, if one is over by this; else None."""
@@ -46,6 +58,7 @@ class Attached:
         self._turns = Turns()
         self._optimizers: dict[int, Any] = {}
         self._recorder: Any = None
+        self._calls = 0
         self._process = os.getpid()
         self._steps = 0
         self._over = False
@@ -55,10 +68,13 @@ class Attached:
 
     def after(self, optimizer: Any, *, engine: bool = False) -> None:
         """An optimizer, or an engine, has stepped."""
+        self._calls += 1
         if self._over or os.getpid() != self._process:
             return
         try:
             self._optimizers.setdefault(id(optimizer), optimizer)
+            if self._soon and not self._turns.begun:
+                self._find_the_last()
             step = self._turns.over(id(optimizer), engine=engine)
             if step is not None:
                 self._steps = step
@@ -66,6 +82,14 @@ class Attached:
         except Exception as error:  # noqa: BLE001 - the program goes on whatever happens here
             self._over = True
             _tell(f"stopped: {type(error).__name__}: {error}")
+
+    def skipped(self, optimizer: Any, step: Callable[[], Any]) -> Any:
+        """A gradient scaler calls ``step``, and may leave the optimizer's step out: that is a step of the job as well."""
+        before = self._calls
+        result = step()
+        if self._calls == before:
+            self.after(optimizer)
+        return result
 
     def finish(self) -> None:
         """The process ends: what is being recorded is written."""
@@ -79,6 +103,20 @@ class Attached:
         elif not self._recorded and self._optimizers and self._requests.next is not None:
             first = self._requests.next.first
             _tell(f"recorded nothing: the program ended after {max(self._steps, 1)} steps, step {first} was to be the first")
+        elif not self._optimizers and self._requests.next is not None and _is_the_program():
+            _tell("recorded nothing: no optimizer of torch has stepped here; tracekit.record takes loops that have none")
+
+    @property
+    def _soon(self) -> bool:
+        """Whether steps are wanted before it has shown by itself what a step is."""
+        return self._requests.next is not None and self._requests.next.first < 3
+
+    def _find_the_last(self) -> None:
+        from tracekit.recorder.found import last_to_step
+
+        one, engine = last_to_step()
+        if one is not None:
+            self._turns.ends(id(one), engine=engine)
 
     def _advance(self, step: int) -> None:
         if self._recorder is not None:
@@ -88,15 +126,15 @@ class Attached:
                 self._told(recorder)
             return
         steps = self._requests.due(step)
-        if self._requests.missed:
-            _tell(self._requests.missed)
-            self._requests.missed = ""
+        if self._requests.news:
+            _tell(self._requests.news)
+            self._requests.news = ""
         if steps is not None:
             self._recorder = self._begin(steps, step)
             self._recorder.start()
 
     def _begin(self, steps: Steps, step: int) -> Any:
-        """The recorder, whose first warm-up step is ``step``. Its imports take a second: they wait until they are needed."""
+        """The recorder, begun when ``step`` steps are over. Its imports take a second: they wait until they are needed."""
         from tracekit.recorder import describe
         from tracekit.recorder.found import trained
         from tracekit.recorder.record import Recorder
@@ -105,7 +143,7 @@ class Attached:
         models, optimizers, notes = trained(list(self._optimizers.values()))
         settings = Settings(
             wait=step,
-            warmup=WARMUP,
+            warmup=steps.first - step,
             active=steps.stop - steps.first,
             memory="no-memory" not in self._options,
             stacks="stacks" in self._options,
@@ -120,7 +158,18 @@ class Attached:
     def _told(self, recorder: Any) -> None:
         self._recorded = self._recorded or bool(recorder.files)
         if recorder.files and recorder.rank == 0:
-            _tell(f"recorded steps {recorder.steps[0]} to {recorder.steps[-1]}: tracekit analyze {recorder.directory}")
+            first, last = recorder.steps[0], recorder.steps[-1]
+            steps = f"step {first}" if first == last else f"steps {first} to {last}"
+            _tell(f"recorded {steps}: tracekit analyze {recorder.directory}")
+
+
+def _is_the_program() -> bool:
+    """Whether this process runs what the user wrote: no launcher, no helper of a library, no worker of a data loader."""
+    if os.environ.get("RANK", "0") != "0" or multiprocessing.parent_process() is not None:
+        return False
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    parts = Path(file).parts if file else ()
+    return sys.argv[0] == "-c" or (bool(parts) and parts[-1].endswith(".py") and not {"site-packages", "dist-packages"}.intersection(parts))
 
 
 _attached: Attached | None = None
@@ -142,11 +191,24 @@ def optimizers_are_there(module: ModuleType) -> None:
     module.register_optimizer_step_post_hook(lambda optimizer, args, kwargs: one.after(optimizer))  # noqa: ARG005
 
 
+def scaler_is_there(module: ModuleType) -> None:
+    """Gradient scalers have been imported: count the steps that they leave out."""
+    kind, one = module.GradScaler, attached()
+    original: Callable[..., Any] = kind.step
+
+    @functools.wraps(original)
+    def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        return one.skipped(optimizer, lambda: original(scaler, optimizer, *args, **kwargs))
+
+    kind.step = step
+
+
 def deepspeed_is_there(module: ModuleType) -> None:
     """DeepSpeed's engine has been imported: follow its steps."""
     kind, one = module.DeepSpeedEngine, attached()
     original: Callable[..., Any] = kind.step
 
+    @functools.wraps(original)
     def step(engine: Any, *args: Any, **kwargs: Any) -> Any:
         boundary = engine.is_gradient_accumulation_boundary()
         result = original(engine, *args, **kwargs)

@@ -13,8 +13,10 @@ from typing import Any
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from tracekit.recorder import private
+from tracekit.recorder.units import holder
 
 
 def instances(*kinds: Any) -> list[Any]:
@@ -63,6 +65,23 @@ def stages(models: Sequence[nn.Module]) -> list[Any]:
     """The pipeline stages that run one of these modules."""
     own = {id(module) for model in models for module in model.modules()}
     return [stage for stage in instances(private.pipeline_stage_type()) if id(getattr(stage, "submod", None)) in own]
+
+
+def last_to_step() -> tuple[Any, bool]:
+    """(what steps last in a step of this process, whether it is an engine), told from what there is; (None, False) with several.
+
+    Wrappers count where torch calls its hooks on them: ZeroRedundancyOptimizer steps around the optimizer inside, Accelerate's has no step
+    of its own.
+    """
+    engines = instances(deepspeed_engine_type())
+    if engines:
+        return (engines[0], True) if len(engines) == 1 else (None, False)
+    stepping = [one for one in instances(Optimizer) if private.calls_step_hooks(one)]
+    if len({id(holder(one)) for one in stepping}) != 1:
+        return None, False
+    inside = {id(getattr(one, name, None)) for one in stepping for name in ("optim", "optimizer")}
+    outermost = [one for one in stepping if id(one) not in inside]
+    return (outermost[0], False) if len(outermost) == 1 else (None, False)
 
 
 def trained(optimizers: Sequence[Any]) -> tuple[list[nn.Module], list[Any], list[str]]:

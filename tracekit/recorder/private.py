@@ -249,6 +249,11 @@ def shards_state(*optimizers: Any) -> bool:
     return any(type(optimizer).__name__ == "ZeroRedundancyOptimizer" for optimizer in optimizers)
 
 
+def calls_step_hooks(optimizer: Any) -> bool:
+    """Whether torch calls the hooks of optimizers around this one's step: not where a wrapper left out torch's ``__init__``."""
+    return bool(getattr(type(optimizer).step, "hooked", False))
+
+
 def deepspeed_groups(engine: Any) -> list[tuple[Any, str]]:
     """(process group, what it is for) of DeepSpeed's engine."""
     stage = deepspeed_stage(engine)

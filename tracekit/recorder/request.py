@@ -21,9 +21,9 @@ from tracekit.files import write_atomically
 
 #: A rank looks at the folder this often, and a decision is so far ahead that every rank has looked (network folders show files late).
 LOOK_S, AHEAD_S = 0.5, 10.0
-#: Steps of a recording that was asked for while the job runs, and the first step that can be recorded: what a step of the job is, and
-#: which optimizers there are, shows in its first three.
-ON_DEMAND, EARLIEST = 3, 3
+#: Steps of a recording that was asked for while the job runs, and the first step that can be recorded: nothing tells when step 0 begins.
+ON_DEMAND, EARLIEST = 3, 1
+#: Steps that the profiler warms up where there is time for them.
 WARMUP = 1
 
 
@@ -44,34 +44,43 @@ def parse_steps(text: str) -> tuple[int, int] | None:
     if not (colon and first.isdecimal() and stop.isdecimal() and int(first) < int(stop) <= 10**9):
         raise UsageError(f"--steps {text!r} is not FIRST:STOP", "10:13 records the steps 10, 11 and 12")
     if int(first) < EARLIEST:
-        raise UsageError(f"--steps {text}: steps before {EARLIEST} cannot be recorded", "what a step is shows only in the first ones")
+        raise UsageError(f"--steps {text}: step 0 cannot be recorded", "only its end tells what a step of the program is: 1 is the first")
     if int(stop) - int(first) > 1000:
         raise UsageError(f"--steps {text}: that is {int(stop) - int(first)} steps", "a few show what all do: at most 1000")
     return int(first), int(stop)
 
 
 class Requests:
-    """What one rank still has to record."""
+    """What one rank still has to record. ``news`` is what the user has to know of it, until it is told."""
 
     def __init__(self, folder: Path, steps: tuple[int, int] | None, clock: Callable[[], float] = time.monotonic) -> None:
         self.folder = folder
         self.next = Steps(*steps, folder) if steps is not None else None
-        self.missed = ""
+        self.news = ""
         self._clock = clock
+        self._begun = False
         self._looked = clock()
         self._paced: tuple[float, int] | None = None  # time and step from which the duration of a step is told
         self._decided = self._decision_time()
 
     def due(self, step: int) -> Steps | None:
-        """The recording whose warm-up begins with ``step``; None where none does. ``missed`` says of one that this rank is too late for."""
+        """The recording that begins now that ``step`` steps are over, with a warm-up where there is time; None where none does."""
         self._look(step)
+        if self.next is not None and not self._begun and self.next.folder == self.folder and step > self.next.first:
+            self._postpone(self.next, step)
+        self._begun = True
         if self.next is None or step < self.next.first - WARMUP:
             return None
         steps, self.next = self.next, None
-        if step > steps.first - WARMUP:
-            self.missed = f"steps {steps.first} to {steps.stop - 1} are not recorded: this rank was at step {step} when it learned of them"
+        if step > steps.first:
+            self.news = f"steps {steps.first} to {steps.stop - 1} are not recorded: this rank was at step {step} when it learned of them"
             return None
         return steps
+
+    def _postpone(self, steps: Steps, step: int) -> None:
+        """With several optimizers nothing told what a step is before ``step`` of them were over."""
+        self.next = Steps(step, steps.stop + step - steps.first, steps.folder)
+        self.news = f"which of the optimizers ends a step shows only now: steps {step} to {self.next.stop - 1} are recorded instead"
 
     def _look(self, step: int) -> None:
         now = self._clock()

@@ -1,4 +1,4 @@
-"""Waits until a program imports torch's optimizers (or DeepSpeed's engine), and attaches the recorder then. No torch in here.
+"""Waits until a program imports torch's optimizers (scalers, DeepSpeed's engine), and attaches the recorder then. No torch in here.
 
 Every Python process of the command comes through here: launchers, workers of data loaders, and the ranks. Only a process in which an
 optimizer steps is ever recorded.
@@ -18,7 +18,11 @@ from types import ModuleType
 from typing import Any
 
 #: Module -> function of ``tracekit.recorder.attach`` that is called, with the module, when a program has imported it.
-_AWAITED = {"torch.optim.optimizer": "optimizers_are_there", "deepspeed.runtime.engine": "deepspeed_is_there"}
+_AWAITED = {
+    "torch.optim.optimizer": "optimizers_are_there",
+    "torch.amp.grad_scaler": "scaler_is_there",
+    "deepspeed.runtime.engine": "deepspeed_is_there",
+}
 
 
 def install() -> None:
