@@ -7,6 +7,7 @@ optimizer steps is ever recorded.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.abc
 import os
@@ -79,4 +80,9 @@ def _attach(function: str, module: ModuleType) -> None:
     try:
         getattr(importlib.import_module("tracekit.recorder.attach"), function)(module)
     except Exception as error:  # noqa: BLE001 - the program goes on whatever happens here
-        print(f"tracekit does not record: {type(error).__name__}: {error}", file=sys.stderr)
+        _tell_once(f"tracekit does not record: {type(error).__name__}: {error}")
+
+
+@functools.cache
+def _tell_once(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)
