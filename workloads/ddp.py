@@ -6,7 +6,7 @@ Collectives a rank and step:
     all-reduce   one a bucket, of all gradients together N elements; under gradient accumulation only in the last micro-batch (no_sync)
 A bucket holds whole gradients in reverse order of use, until it has reached ``bucket_cap_mb``. Which samples of a global batch are a
 rank's own a DistributedSampler says: another shuffle every step, no sample twice. ``--batch`` fixes the samples of a rank, so that the
-global batch grows with the ranks; ``--global-batch`` fixes those of all ranks together.
+global batch grows with the ranks; ``--global-batch`` fixes those of all ranks together. ``--recompute`` sends nothing more.
 Numerics: after one step the parameters equal the single-process reference within float rounding.
 Sources: PyTorch Distributed, arXiv:2006.15704.
 """
@@ -26,6 +26,7 @@ from .common import float8, loop, zero
 from .common.buckets import buckets_of
 from .common.job import Job, Training
 from .common.planned import Planned
+from .common.recompute import IN_THE_MODEL, recompute, recompute_option
 from .common.reference import adam
 from .common.replicas import replicate
 from .common.settings import option
@@ -42,6 +43,7 @@ class Options:
     gradient_as_bucket_view: bool = option(False, "gradients are views into the buckets: saves one copy of all gradients")
     no_sync: bool = option(True, "reduce only in the last micro-batch; without it every micro-batch reduces")
     overlap: bool = option(True, "reduce buckets during backward; without it one bucket holds everything and goes last")
+    recompute: str = recompute_option()
 
 
 def build(job: Job, options: Options) -> Training:
@@ -52,6 +54,7 @@ def build(job: Job, options: Options) -> Training:
     model.to(job.device)
     if job.settings.precision == "fp8":
         float8.convert(model)
+    recompute(model, options.recompute)
     replica = replicate(
         job,
         model,
@@ -96,7 +99,8 @@ def planned(job: Job, options: Options) -> Planned:  # noqa: ARG001
     """What the analytical model is told."""
     cap = options.bucket_cap_mb if options.overlap else float(1 << 20)
     views, each = options.gradient_as_bucket_view, not options.no_sync
-    return {"strategy": {"name": "ddp", "bucket_cap_mb": cap, "gradient_as_bucket_view": views, "sync_every_micro_batch": each}}
+    strategy = {"name": "ddp", "bucket_cap_mb": cap, "gradient_as_bucket_view": views, "sync_every_micro_batch": each}
+    return {"strategy": strategy, "recompute": IN_THE_MODEL[options.recompute]}
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ Collectives a rank and step:
                  there is a data axis beside ``ep``
 With --padding every exchange is even, E C rows of H e bytes with C = ceil(capacity_factor n k / E), and no counts are told.
 A rank's loss is the mean over its own tokens. An expert's gradient is a sum over the tokens of all ranks, so it is divided by their number
-as the dense gradients are.
+as the dense gradients are. --auxiliary-loss adds how unevenly the rank's own choices fall on the experts, for which it asks nobody.
 The manifest tells, for each layer and step, the tokens for every expert, those that were dropped, and the capacity.
 Numerics: after one step the parameters equal those of one process with the same mixture within float rounding, if nothing is dropped.
 Sources: GShard, arXiv:2006.16668; Switch, arXiv:2101.03961; dropless exchanges, arXiv:2211.15841.
@@ -38,7 +38,7 @@ from .common.job import Job, Training
 from .common.planned import Planned, by_hand
 from .common.reference import adam, train
 from .common.settings import option
-from .common.transformer import Transformer, initialize
+from .common.transformer import Transformer, initialize, loss_of
 
 MESH = {"ep": 2}
 
@@ -51,11 +51,12 @@ class Options:
     top_k: int = option(2, "experts that a token chooses")
     capacity_factor: float = option(0.0, "rows an expert takes from a rank, in units of an even share; 0: no limit, nothing is dropped")
     padding: bool = option(False, "fill every expert up to its capacity: even exchanges of fixed size")
+    auxiliary_loss: float = option(0.0, "coefficient of the loss that keeps experts evenly busy; 0: none, 0.01 is usual")
 
 
 def routing_of(options: Options) -> experts.Routing:
     """The options as the mixture takes them."""
-    return experts.Routing(options.experts, options.top_k, options.capacity_factor, options.padding)
+    return experts.Routing(options.experts, options.top_k, options.capacity_factor, options.padding, options.auxiliary_loss)
 
 
 def build(job: Job, options: Options) -> Training:
@@ -71,6 +72,7 @@ def build(job: Job, options: Options) -> Training:
         optimizer=adam(model.parameters(), job.settings.learning_rate),
         gathered=lambda: gathered(job, model, loads),
         before_optimizer=functools.partial(synchronize, job, model),
+        loss=lambda logits, targets: loss_of(logits, targets) + experts.balance(model, options.auxiliary_loss),
         scaler=loop.scaler(job),
         reference=functools.partial(reference, job, options),
         describe={"model_shape": model_shape(job, routing)},
@@ -114,15 +116,18 @@ def gathered(job: Job, model: nn.Module, loads: list[ExpertLoad]) -> dict[str, T
 
 
 def reference(job: Job, options: Options | None = None) -> dict[str, Tensor]:
-    """One process with the same mixture, all experts in it."""
-    settings, mixture = job.settings, experts.mixture(routing_of(options or Options()))
-    return train(job.shape, job.global_batch, settings.seed, 1, settings.learning_rate, mlp=mixture)
+    """One process with the same mixture, all experts in it. The auxiliary loss is that of every rank's micro-batches, one by one."""
+    settings, options = job.settings, options or Options()
+    pieces = job.data_size * settings.micro_batches if options.auxiliary_loss else 1
+    extra = functools.partial(experts.balance, coefficient=options.auxiliary_loss)
+    mixture = experts.mixture(routing_of(options))
+    return train(job.shape, job.global_batch, settings.seed, 1, settings.learning_rate, mlp=mixture, pieces=pieces, extra=extra)
 
 
 def model_shape(job: Job, routing: experts.Routing) -> dict[str, Any]:
     """For the manifest: the transformer with its mixtures."""
     shape = job.shape
-    extra = routing.experts * shape.hidden + (routing.experts - 1) * 2 * shape.hidden * shape.ffn
+    extra = routing.experts * shape.hidden + (routing.experts - 1) * shape.mlp_elements()
     return {
         **shape.describe(),
         "parameters": shape.elements() + shape.layers * extra,

@@ -8,7 +8,12 @@ L blocks, m rounds of gradient accumulation:
                     m (L + 1)    with reshard_after_forward=false
     reduce-scatter  L + 1        every unit in backward; only in the last round under accumulation without synchronisation
 An all-gather moves the unit's parameters, each padded to a multiple of the ranks along its first dimension; in bf16 under the
-mixed-precision policy. Gradients travel in ``reduce_dtype``.
+mixed-precision policy. Gradients travel in ``reduce_dtype``. ``--recompute`` sends nothing more: backward has gathered the block already.
+``--wrap`` makes other units, U in all: ``ends`` (embedding, and last norm with head, are units too: U = L + 2), ``whole`` (one unit, the
+root's: nothing is freed before backward is over), ``modules`` (every linear layer, norm and embedding by itself). Those of the last kind
+are too small for a network, the one of the kind before needs memory for the whole model:
+    all-gather      m (2U - r)   r = 1 if the root holds parameters (``layers``, ``whole``), else 0
+    reduce-scatter  U
 Numerics: after one step the gathered parameters equal the single-process reference within float rounding.
 Sources: ZeRO, arXiv:1910.02054; PyTorch FSDP, arXiv:2304.11277; torch.distributed.fsdp.fully_shard.
 """
@@ -26,6 +31,7 @@ from tracekit.manifest import Expected
 from .common import loop, sharding
 from .common.job import Job, Training
 from .common.planned import Planned
+from .common.recompute import IN_THE_MODEL, recompute, recompute_option
 from .common.reference import adam
 from .common.settings import option
 from .common.transformer import Transformer, initialize
@@ -43,6 +49,8 @@ class Options:
     reshard_after_forward: str = option("true", "true, false, or the number of ranks over which parameters stay sharded in between")
     sync_every_round: bool = option(True, "under gradient accumulation, reduce gradients in every round; otherwise only in the last")
     reduce_dtype: str = option("fp32", "element type in which gradients are reduced under bf16", ("fp32", "bf16"))
+    wrap: str = option("layers", "units: blocks; blocks and ends; the whole model; every module with parameters", sharding.WRAPS)
+    recompute: str = recompute_option()
     checkpoint: str = option("", "folder: save a sharded checkpoint after the last step, or resume from the one that is there")
 
 
@@ -52,7 +60,8 @@ def build(job: Job, options: Options) -> Training:
     initialize(model, job.settings.seed)
     model.to(job.device)
     reshard = sharding.reshard_of(options.reshard_after_forward, job.size("dp_shard"))
-    sharding.shard(model, job.mesh["dp_shard"], sharding.policy(job, options.reduce_dtype), reshard)
+    recompute(model, options.recompute)
+    sharding.shard(model, job.mesh["dp_shard"], sharding.policy(job, options.reduce_dtype), reshard, options.wrap)
     optimizer = adam(model.parameters(), job.settings.learning_rate)
     if options.checkpoint:
         sharding.resume(model, optimizer, options.checkpoint)
@@ -79,7 +88,7 @@ def expected(job: Job, options: Options) -> list[Expected]:
     """Collectives of one rank and step."""
     reshard = sharding.reshard_of(options.reshard_after_forward, job.size("dp_shard"))
     with torch.device("meta"):
-        units = sharding.padded_elements(Transformer(job.shape), job.size("dp_shard"))
+        units = sharding.padded_elements(Transformer(job.shape), job.size("dp_shard"), options.wrap)
     rounds = job.settings.micro_batches
     reductions = rounds if options.sync_every_round else 1
     return sharding.expected(job, units, reshard, options.reduce_dtype, rounds=rounds, reductions=reductions)
@@ -92,7 +101,9 @@ def planned(job: Job, options: Options) -> Planned:
         "reshard_after_forward": sharding.reshard_of(options.reshard_after_forward, job.size("dp_shard")),
         "sync_every_micro_batch": options.sync_every_round,
     }
-    return {"strategy": strategy, "implementation": {"marks_last_backward": True}}
+    habits = {"marks_last_backward": True}
+    wrap = {"modules": "parameters"}.get(options.wrap, options.wrap)
+    return {"strategy": strategy, "implementation": habits, "wrap": wrap, "recompute": IN_THE_MODEL[options.recompute]}
 
 
 if __name__ == "__main__":

@@ -24,10 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tracekit.manifest import Expected, Unit
+from tracekit.manifest import Expected
 
-from .common import float8, loop, zero
-from .common.buckets import bucketed, buckets_of
+from .common import flat, float8, loop, zero
+from .common.buckets import buckets_of
+from .common.flat import Bucket
 from .common.job import Job, Training
 from .common.planned import Planned
 from .common.reference import adam
@@ -43,24 +44,6 @@ class Options:
 
     bucket_cap_mb: float = option(0.5, "largest bucket in MiB")
     reduce_every_micro_batch: bool = option(True, "without it whole gradients are kept, and only the last micro-batch reduces")
-
-
-class Bucket:
-    """Parameters that travel together. Their values are views of one flat buffer; ``own`` is the slice of it that this rank updates."""
-
-    def __init__(self, name: str, parameters: list[tuple[str, nn.Parameter]], rank: int, world: int) -> None:
-        self.name = name
-        self.names = [n for n, _ in parameters]
-        self.parameters = [p for _, p in parameters]
-        self.elements = sum(p.numel() for p in self.parameters)
-        self.values = zero.flattened(self.parameters, zero.padded(self.elements, world))
-        begin = 0
-        for parameter in self.parameters:
-            parameter.data = self.values[begin:][: parameter.numel()].view_as(parameter)
-            begin += parameter.numel()
-        self.own = nn.Parameter(self.values.chunk(world)[rank])
-        self.gradients: dict[int, Tensor] = {}
-        self.arrived = 0
 
 
 @dataclass
@@ -97,13 +80,6 @@ class Zero2:
         self.reducer.recorder.own(buffer, "communication_buffers", "gradients", bucket.name)
         self.reducer.send(bucket.own, buffer, bucket.name)
 
-    def gather(self) -> None:
-        """Every rank has updated its slices: bring all of them together in the flat buffers, where the parameters are."""
-        with torch.profiler.record_function("gather updated parameters"):
-            works = [zero.all_gather(b.values, b.own.data, group=self.reducer.group, async_op=True) for b in self.buckets]
-            for work in works:
-                work.wait()
-
     @contextmanager
     def micro_batch(self, last: bool, every: bool) -> Iterator[None]:
         """Around forward and backward of one micro-batch."""
@@ -120,19 +96,17 @@ def build(job: Job, options: Options) -> Training:
     model.to(job.device)
     if job.settings.precision == "fp8":
         float8.convert(model)
-    rank, world = job.place("dp_shard"), job.size("dp_shard")
-    cut = bucketed(reversed(list(model.named_parameters())), options.bucket_cap_mb)
-    buckets = [Bucket(f"bucket {i}", parameters, rank, world) for i, parameters in enumerate(cut)]
+    buckets = flat.buckets(job, model, options.bucket_cap_mb)
     zero2 = Zero2(buckets, zero.Reducer(job.group("dp_shard")))
     optimizer = adam([bucket.own for bucket in buckets], job.settings.learning_rate)
-    optimizer.register_step_post_hook(lambda *_: zero2.gather())
+    optimizer.register_step_post_hook(lambda *_: flat.gather(buckets, job.group("dp_shard")))
     training = Training(
         models=[model],
         optimizer=optimizer,
         gathered=lambda: {name: p.detach() for name, p in model.named_parameters()},
         accumulating=lambda last: zero2.micro_batch(last, options.reduce_every_micro_batch),
         scaler=zero.scaler(job, "dp_shard"),
-        describe={"units": [Unit(b.name, "zero_bucket", b.names, b.elements, b.values.numel()) for b in buckets]},
+        describe={"units": [bucket.unit() for bucket in buckets]},
     )
 
     def step(ids_BT: Tensor, targets_BT: Tensor, recorder: Any) -> Tensor:

@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 
+from tracekit import analyses
+from tracekit.analyses import comparison
+from tracekit.analyses.comparison.lines import MATCH
 from tracekit.job.load import LoadOptions, load_job
 from tracekit.job.model import Job
 from tracekit.manifest import Expected, Manifest
@@ -121,6 +124,17 @@ def check(recording: Recording) -> None:
     in_steps = operations[operations["launch_step_number"] >= 0]
     assert not (in_steps["purpose"] == "unknown").any()
     assert all(group.axis for group in recording.job.groups.groups if group.size > 1)
+
+
+def check_model(recording: Recording) -> None:
+    """The analytical model predicts calls and bytes of every class exactly, and the peak of every rank within what counts as a match."""
+    job = load_job([str(recording.folder)], LoadOptions(), analyses.reducers())
+    lines = comparison.analyze(job).lines
+    found = {line.quantity: line for line in lines if line.rank == 0}
+    assert "memory.peak" in found and any(name.endswith(".calls") for name in found)
+    exact = [line for line in lines if line.quantity.endswith((".calls", ".bytes"))]
+    assert [(line.quantity, line.rank, line.predicted, line.measured) for line in exact if line.predicted != line.measured] == []
+    assert [(line.rank, line.predicted, line.measured) for line in lines if line.quantity == "memory.peak" and line.verdict != MATCH] == []
 
 
 def check_matches(recording: Recording) -> None:

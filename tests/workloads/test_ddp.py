@@ -1,6 +1,6 @@
 """DDP: one all-reduce a bucket; under accumulation only in the last micro-batch."""
 
-from tests.workloads.recording import check, check_matches, needs_torch, record, run
+from tests.workloads.recording import check, check_matches, check_model, needs_torch, record, run
 
 pytestmark = needs_torch
 
@@ -14,6 +14,13 @@ def test_every_bucket_is_reduced_once_a_step(tmp_path):
 
 def test_accumulation_reduces_only_in_the_last_micro_batch(tmp_path):
     check(record(tmp_path, "ddp", "--micro-batches", "2", "--gradient-as-bucket-view", "--active", "2"))
+
+
+def test_blocks_computed_again_send_nothing_more(tmp_path):
+    recording = record(tmp_path, "ddp", "--recompute", "full", "--swiglu", "--verify", "--layers", "1", "--active", "1")
+    check(recording)
+    check_model(recording)
+    assert recording.manifests[0].plan["recompute"] == "full"
 
 
 def test_one_rank_alone_on_the_fake_group(tmp_path):

@@ -45,7 +45,8 @@ def test_every_row_that_is_sent_is_received(tmp_path):
 
 
 def test_padding_makes_exchanges_even_and_their_bytes_known(tmp_path):
-    recording = record(tmp_path, "expert_parallel", "--verify", *SMALL, "--capacity-factor", "4", "--padding")
+    """The auxiliary loss is that of each rank's own tokens, also in the training on one process."""
+    recording = record(tmp_path, "expert_parallel", "--verify", *SMALL, "--capacity-factor", "4", "--padding", "--auxiliary-loss", "0.1")
     check(recording)
     check_matches(recording)
     assert all(line.full_bytes > 0 for line in recording.manifests[0].expected)
@@ -54,6 +55,18 @@ def test_padding_makes_exchanges_even_and_their_bytes_known(tmp_path):
 
 def test_one_rank_of_many(tmp_path):
     check(record(tmp_path, "expert_parallel", *SMALL, "--backend", "fake", "--mesh", "ep=8", "--rank", "5", "--precision", "bf16"))
+
+
+def test_the_auxiliary_loss_is_one_where_experts_are_evenly_busy_and_their_number_where_one_is():
+    import torch
+    from tracekit.workloads.common.experts import MoE, Routing, balance
+    from tracekit.workloads.common.transformer import Shape
+
+    layer = MoE(Shape(hidden=4, heads=1, kv_heads=1, ffn=4), Routing(4, 1, auxiliary_loss=0.5))
+    for weight, wanted in ((torch.zeros(4, 4), 1.0), (torch.eye(4) * 100, 1.0), (torch.eye(4)[:1].repeat(4, 1).mT * 100, 4.0)):
+        layer.router.weight.data = weight
+        layer(torch.eye(4)[None])
+        assert balance(layer, 0.5).item() == pytest.approx(0.5 * wanted)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.workloads.recording import check, check_matches, needs_torch, record, run
+from tests.workloads.recording import check, check_matches, check_model, needs_torch, record, run
 
 pytestmark = needs_torch
 
@@ -37,6 +37,25 @@ def test_gathers_and_reductions_are_those_stated_and_the_parameters_those_of_one
 )
 def test_options_change_what_travels(tmp_path, workload, options):
     check(record(tmp_path, workload, "--active", "1", "--layers", "2", *options))
+
+
+def test_other_units_and_blocks_computed_again(tmp_path):
+    """Norm and head are sharded together: one unit, whatever module it is asked for."""
+    recording = record(tmp_path, "fsdp2", "--wrap", "ends", "--recompute", "selective", "--verify", "--layers", "1", "--active", "1")
+    check(recording)
+    check_matches(recording)
+    check_model(recording)
+    manifest = recording.manifests[0]
+    assert manifest.notes[0].startswith("verified")
+    assert [unit.name for unit in manifest.units] == ["embedding", "layers.0", "norm, head"]
+    assert {p.name: p.unit for p in manifest.parameters}["norm.weight"] == "norm, head"
+
+
+def test_units_that_are_too_fine(tmp_path):
+    """Eight modules of a block and the four around it."""
+    recording = record(tmp_path, "fsdp2", "--backend", "fake", "--nproc", "4", "--wrap", "modules", "--layers", "1", "--active", "1")
+    check(recording)
+    assert recording.counted(0, 2)["reduce_scatter", "dp_shard", "gradient_scatter"][0] == 12
 
 
 def test_the_fake_backend_plays_one_rank_of_any_mesh(tmp_path):

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.workloads.recording import check, check_matches, needs_torch, record, run
+from tests.workloads.recording import check, check_matches, check_model, job_of, needs_torch, record, run
+from tracekit.errors import UsageError
 
 pytestmark = needs_torch
 
@@ -15,9 +16,26 @@ def test_collectives_are_those_stated_and_the_parameters_those_of_one_process(tm
     assert recording.manifests[0].notes[0].startswith("verified")
 
 
+@pytest.mark.parametrize("options", [("gather", "--swiglu"), ("loss", "--micro-batches", "2")])
+def test_a_divided_vocabulary_is_what_the_model_predicts(tmp_path, options):
+    recording = record(tmp_path, "tensor_parallel", "--verify", "--layers", "1", "--active", "1", "--divide-vocabulary", *options)
+    check(recording)
+    check_matches(recording)
+    check_model(recording)
+    assert recording.manifests[0].notes[0].startswith("verified")
+    assert recording.manifests[0].model["gated_mlp"] == ("--swiglu" in options)
+
+
 @pytest.mark.parametrize("workload", ["tensor_parallel", "sequence_parallel"])
 def test_under_autocast_outputs_travel_in_sixteen_bits_and_inputs_do_not(tmp_path, workload):
     check(record(tmp_path, workload, "--precision", "bf16", "--micro-batches", "2", "--layers", "2", "--active", "1"))
+
+
+def test_a_vocabulary_that_does_not_divide_is_refused():
+    from tracekit.workloads import tensor_parallel
+
+    with pytest.raises(UsageError, match="--vocabulary 515 does not divide among tp=2 ranks"):
+        tensor_parallel.expected(*job_of(tensor_parallel, ["--vocabulary", "515", "--divide-vocabulary", "loss"]))
 
 
 def test_heads_that_do_not_divide_are_refused(tmp_path):

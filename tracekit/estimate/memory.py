@@ -18,7 +18,7 @@ from tracekit.estimate.model_state import ModelState, model_state
 from tracekit.estimate.parameters import ROOT, Parameter, early_root_elements
 from tracekit.estimate.pipeline import in_flight_until_weight
 from tracekit.estimate.plan import WHOLE_GRADIENTS, Plan
-from tracekit.estimate.sharding import Bucketed, Fsdp1, Fsdp2, Sharding, Zero3
+from tracekit.estimate.sharding import Bucketed, Fsdp1, Fsdp2, InPlace, Sharding, Zero3
 from tracekit.estimate.timeline import Moment, Sums, Tape
 from tracekit.estimate.units import Unit, UnitBytes, units_of, used_together
 
@@ -94,9 +94,10 @@ class Step:
     def _sharding(self, parameters: Sequence[Parameter]) -> Sharding:
         """The behaviour of the plan's strategy."""
         plan, name, base = self.plan, self.plan.strategy.name, (self.plan, self.tape, self.root, self.units)
-        if name in ("zero1", "zero2") and plan.shard > 1 and not (self.state.buckets or self.state.gradients_are_buckets):
+        if name in ("zero1", "zero2") and plan.shard > 1 and not self.state.buckets and plan.framework != "megatron":
             buckets = [bucket.bytes for bucket in zero_buckets(parameters, plan.strategy.bucket_cap_mb, plan.recipe.reduce)]
-            return Bucketed(*base, buckets, name == "zero1")
+            views = self.state.gradients_are_buckets
+            return InPlace(*base, buckets) if views else Bucketed(*base, buckets, name == "zero1")
         if self.plain or name == "zero2":
             return Sharding(*base)
         if plan.framework == "torch_fsdp2":

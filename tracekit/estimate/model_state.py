@@ -58,11 +58,12 @@ def model_state(units: Sequence[Unit], plan: Plan, order: Sequence[Parameter], s
     parameters = everything if whole_parameters else shards
     if row is not None and plan.framework == "buckets":
         parameters = shards * plan.shard  # flat buffers, one a bucket
-    gradients = everything if whole_gradients else shards
+    flat = row is not None and whole_gradients and plan.framework == "buckets" and strategy.gradient_as_bucket_view
+    gradients = parameters if flat else everything if whole_gradients else shards
     state = everything if whole_state else states
     zero = strategy.name == "zero1" and plan.framework == "torch_zero"  # an optimizer on top of DDP
     ddp = zero or (strategy.name == "ddp" and not plan.implementation.averages_after)
-    views = plan.framework == "megatron" or (ddp and strategy.gradient_as_bucket_view)  # Megatron's gradients lie in one buffer
+    views = plan.framework == "megatron" or flat or (ddp and strategy.gradient_as_bucket_view)  # Megatron's gradients lie in one buffer
     buckets = everything * recipe.gradient if ddp and not views else _reserved_bucket(plan, order)
     return ModelState(
         parameters * recipe.parameter,

@@ -28,8 +28,8 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8, "float8_e4m3fn
 _MODEL = "the manifest's model"
 _PLAN = "the manifest's plan"
 #: Keys of a recorded plan that are fields of ``Plan`` as they are, and all of its keys.
-_STATED = ("sequence_parallel", "context_parallel", "expert_padding", "wrap")
-_KEYS = (*_STATED, "strategy", "implementation", "model", "not_modelled")
+_STATED = ("sequence_parallel", "vocabulary_parallel", "vocabulary_parallel_loss", "context_parallel", "expert_padding", "wrap")
+_KEYS = (*_STATED, "strategy", "implementation", "model", "recompute", "not_modelled")
 #: A size of the transformer in the model's words -> in the manifest's.
 _SIZES = {name: name for name in ("layers", "hidden", "heads", "ffn", "vocabulary", "sequence")}
 _CHOICES = {name: name for name in ("kv_heads", "learned_positions", "tied_embeddings", "norm", "experts")}
@@ -113,10 +113,12 @@ def plan_of(manifest: Manifest, sizes: Mapping[str, int]) -> Plan:
         "schedule": _SCHEDULES.get(schedule, schedule) if isinstance(schedule, str) else schedule,
         "virtual_stages": pipeline.get("virtual_stages", 1),
         "context_parallel": "allgather",
+        "vocabulary_parallel": False,
+        "vocabulary_parallel_loss": False,
         "device": _device(manifest),
         **{key: stated[key] for key in _STATED if key in stated},
     }
-    plan: Plan = built(Plan, {**values, "vocabulary_parallel": False, "vocabulary_parallel_loss": False}, _PLAN)
+    plan: Plan = built(Plan, values, _PLAN)
     return plan
 
 
@@ -188,7 +190,8 @@ def routed_rows(manifest: Manifest, step: int) -> tuple[int, int, int] | None:
 def _batch(manifest: Manifest) -> Batch:
     found = manifest.batch
     sizes = {} if found is None else {"micro_batch": found.micro_batch, "micro_batches": found.micro_batches}
-    batch: Batch = built(Batch, {name: size for name, size in sizes.items() if size}, "the manifest's batch")
+    again = {"recompute": manifest.plan["recompute"]} if "recompute" in manifest.plan else {}
+    batch: Batch = built(Batch, {**{name: size for name, size in sizes.items() if size}, **again}, "the manifest's batch")
     return batch
 
 
@@ -223,7 +226,7 @@ def _flags(manifest: Manifest, plan: Plan, sizes: Mapping[str, int]) -> list[Tra
         whole_state = plan.strategy.shards_parameters
         return [row("dp_shard", 8 if whole_state else 4), *([row("dp_shard", 1)] if scales or (low and not whole_state) else [])]
     axis = "pp" if plan.mesh.pp > 1 else "dp_shard"
-    return [row(axis, 4)] if scales and plan.strategy.name != "zero1" and sizes.get(axis, 1) > 1 else []
+    return [row(axis, 4)] if scales and plan.framework != "torch_zero" and sizes.get(axis, 1) > 1 else []
 
 
 def parameters_of(manifest: Manifest) -> list[Parameter]:

@@ -150,6 +150,39 @@ class Bucketed(Sharding):
         return size + self.copies(size) + added
 
 
+class InPlace(Sharding):
+    """ZeRO-1 whose gradients are views of one flat buffer a bucket, of ``buckets`` bytes: each is reduced where it lies, one at a time.
+
+    Only what the backend adds for the bucket under way comes on top.
+    """
+
+    def __init__(self, plan: Plan, tape: Tape, root: UnitBytes | None, units: Sequence[UnitBytes], buckets: Sequence[int]) -> None:
+        super().__init__(plan, tape, root, units)
+        self.buckets, self.ends, self.there = buckets, list(accumulate(buckets)), 0
+
+    def begin(self, first: bool, last: bool) -> None:
+        """No bucket is full yet."""
+        super().begin(first, last)
+        self.there = 0
+
+    def computed(self, gradients: int, what: str = "compute") -> None:
+        """So many bytes of gradients are there."""
+        self.there = max(self.there, gradients)
+        self.tape.mark(what)
+
+    def sent(self) -> None:
+        """The bucket that was filled last is under way."""
+        full = bisect_right(self.ends, self.there) if self.reduces else 0
+        self.tape.put("under way", _BUFFERS, self.copies(self.buckets[full - 1]) if full else 0)
+        self.tape.mark("send")
+
+    def finish(self) -> None:
+        """The gradients of the embedding come last."""
+        self.computed(self.ends[-1] if self.ends else 0, "embedding")
+        self.sent()
+        self.tape.drop("under way")
+
+
 class Fsdp2(Sharding):
     """FSDP2 and HSDP; see the head of this file. ``there``: all units stay gathered from a micro-batch before."""
 

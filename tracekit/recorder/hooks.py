@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from tracekit.recorder import found, private
 from tracekit.recorder.owners import OwnerLog
-from tracekit.recorder.units import holder, plain_name, state_of, unit_modules
+from tracekit.recorder.units import fsdp2_units, holder, plain_name, state_of, unit_modules
 
 Guarded = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -215,11 +215,10 @@ class Hooks:
 
     def _names_of_groups(self, models: Sequence[nn.Module]) -> dict[int, str]:
         return {
-            id(param): plain_name(name)
+            id(param): label
             for model in models
-            for name, module in model.named_modules()
-            if isinstance(module, FSDPModule)
-            for group in private.fsdp2_groups(module)
+            for label, _, groups in fsdp2_units(model)
+            for group in groups
             for param in private.fsdp2_params(group)
         }
 

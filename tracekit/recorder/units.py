@@ -76,20 +76,29 @@ def units(models: Sequence[nn.Module]) -> list[Unit]:
     return result
 
 
-def _fsdp2(model: nn.Module) -> list[Unit]:
-    result = []
+def fsdp2_units(model: nn.Module) -> list[tuple[str, list[tuple[str, nn.Module]], list[Any]]]:
+    """(name, modules by name, parameter groups) of every FSDP2 unit.
+
+    Modules that were sharded together (``fully_shard([norm, head])``) share their groups: one unit, whose name torch joins from theirs.
+    """
+    together: dict[int, tuple[list[tuple[str, nn.Module]], list[Any]]] = {}
     for name, module in model.named_modules():
-        if not isinstance(module, FSDPModule):
-            continue
-        for group in private.fsdp2_groups(module):
-            owned = [p for _, p in _owned(module)]
-            world = _shard_world(owned)
-            elements = sum(p.numel() for p in owned)
-            padded = sum(world * -(-p.shape[0] // world) * (p.numel() // max(1, p.shape[0])) for p in owned if p.dim())
-            names = [plain_name(f"{name}.{n}" if name else n) for n, _ in _owned(module)]
-            reshards = private.fsdp2_reshards(group)
-            result.append(Unit(plain_name(name), "fsdp2", names, elements, padded, not name, reshards))
-            break  # several parameter groups of one module travel apart; they are one unit by name
+        groups = private.fsdp2_groups(module) if isinstance(module, FSDPModule) else []
+        if groups:
+            together.setdefault(id(groups[0]), ([], groups))[0].append((name, module))
+    return [(", ".join(plain_name(name) for name, _ in modules), modules, groups) for modules, groups in together.values()]
+
+
+def _fsdp2(model: nn.Module) -> list[Unit]:
+    """Several parameter groups of one module travel apart; they are one unit by name."""
+    result = []
+    for label, modules, groups in fsdp2_units(model):
+        named = {plain_name(f"{name}.{n}" if name else n): p for name, module in modules for n, p in _owned(module)}
+        world = _shard_world(list(named.values()))
+        elements = sum(p.numel() for p in named.values())
+        padded = sum(world * -(-p.shape[0] // world) * (p.numel() // max(1, p.shape[0])) for p in named.values() if p.dim())
+        root = any(not name for name, _ in modules)
+        result.append(Unit(label, "fsdp2", list(named), elements, padded, root, private.fsdp2_reshards(groups[0])))
     return result
 
 

@@ -5,11 +5,14 @@ holds experts ``E/R * place`` to ``E/R * (place + 1) - 1``; they keep their numb
 that they start from the same values however many ranks share them.
 
     router      probabilities over all experts (fp32); the k largest are a token's choices, divided by their sum where k > 1
+    balance     E sum_i f_i P_i, the auxiliary loss: f_i the share of this rank's choices that fell on expert i, before any is dropped,
+                P_i its mean probability; 1 where all are alike, up to E where one expert takes everything. No rank is asked for its share
     capacity    of each expert for each rank's tokens: ceil(factor * n * k / E); what is beyond it is dropped, first choices go first
     dispatch    rows sorted by expert; the ranks tell each other how many come (counts), then exchange rows with uneven splits. With
                 padding every expert gets C rows from every rank, zeros where there are fewer: even splits, no counts
     combine     the same exchange backwards; a token's result is the sum of its experts' outputs times their probabilities
-Sources: GShard, arXiv:2006.16668; Switch, arXiv:2101.03961; Mixtral, arXiv:2401.04088; dropless exchanges, arXiv:2211.15841.
+Sources: GShard, arXiv:2006.16668; Switch, arXiv:2101.03961 (the balance: equations 4 to 6); Mixtral, arXiv:2401.04088; dropless exchanges,
+arXiv:2211.15841.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ class Routing:
     top_k: int = 2
     capacity_factor: float = 0.0
     padding: bool = False
+    auxiliary_loss: float = 0.0
 
     def check(self, ranks: int) -> None:
         """UsageError where the figures do not fit together."""
@@ -46,6 +50,8 @@ class Routing:
             raise UsageError(f"a token cannot choose {self.top_k} of {self.experts} experts", "change --top-k")
         if not 0 <= self.capacity_factor < math.inf:
             raise UsageError(f"a capacity factor of {self.capacity_factor} makes no sense", "give 0 (no limit) or a positive number")
+        if not 0 <= self.auxiliary_loss < math.inf:
+            raise UsageError(f"an auxiliary loss times {self.auxiliary_loss} makes no sense", "give 0 (none) or a small number, 0.01 say")
         if self.padding and not self.capacity_factor:
             raise UsageError("--padding fills every expert up to its capacity, and none is set", "add --capacity-factor, 1.25 for example")
 
@@ -168,6 +174,7 @@ class MoE(nn.Module):
         self.router = nn.Linear(shape.hidden, routing.experts, bias=False)
         self.experts = Experts(shape, self.owned)
         self.load = Load()
+        self.imbalance: Tensor | None = None  # of the last forward, with its gradient
 
     def forward(self, x_BTH: Tensor) -> Tensor:
         """[B, T, H] -> [B, T, H]. A token whose every choice was dropped gets zeros: the residual beside this layer carries it on."""
@@ -186,6 +193,9 @@ class MoE(nn.Module):
         with torch.autocast(x_nH.device.type, enabled=False):
             probability_nE = nn.functional.linear(x_nH.float(), self.router.weight.float()).softmax(-1)
         weight_nk, choice_nk = probability_nE.topk(self.routing.top_k, -1)
+        if self.routing.auxiliary_loss:
+            share_E = choice_nk.flatten().bincount(minlength=self.routing.experts) / choice_nk.numel()
+            self.imbalance = self.routing.experts * (share_E * probability_nE.mean(0)).sum()
         if self.routing.top_k > 1:  # of one choice the quotient would always be 1, and the router would learn nothing
             weight_nk = weight_nk / weight_nk.sum(-1, keepdim=True)
         return weight_nk.mT, choice_nk.mT
@@ -231,6 +241,12 @@ def mixture(routing: Routing, group: dist.ProcessGroup | None = None) -> Callabl
 def mixtures(models: Iterable[nn.Module]) -> list[tuple[str, MoE]]:
     """(name, module) of every mixture of experts."""
     return [(name, module) for model in models for name, module in model.named_modules() if isinstance(module, MoE)]
+
+
+def balance(model: nn.Module, coefficient: float) -> Tensor | float:
+    """The auxiliary loss of the last forward, of all layers, times its coefficient; 0 without one."""
+    found = [module.imbalance for _, module in mixtures([model]) if module.imbalance is not None]
+    return coefficient * torch.stack(found).sum() if found else 0.0
 
 
 def is_expert(name: str) -> bool:

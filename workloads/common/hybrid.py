@@ -207,7 +207,7 @@ def _split(name: str, shape: list[int], ranks: int) -> list[int]:
     words = name.split(".")
     if "experts" in words:
         return shape
-    if any(word in ("q", "k", "v", "up") for word in words):
+    if any(word in ("q", "k", "v", "gate", "up") for word in words):
         return [shape[0] // ranks, *shape[1:]]
     if any(word in ("o", "down") for word in words):
         return [shape[0], shape[1] // ranks]

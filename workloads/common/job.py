@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from tracekit.errors import UsageError
 
 from .settings import Settings
-from .transformer import Shape
+from .transformer import Shape, loss_of
 
 #: Axes over which ranks work on different samples. For all but the experts' weights, ``ep`` is one of them.
 DATA_AXES = ("dp_replicate", "dp_shard", "ep")
@@ -116,6 +116,7 @@ class Training:
     accumulating: Callable[[bool], AbstractContextManager[Any]] = nothing
     step: Callable[[Tensor, Tensor, Any], Tensor | None] | None = None
     autocast: bool = True
+    loss: Callable[[Tensor, Tensor], Tensor] = loss_of
     scaler: Any = None
     share: Callable[[int, Tensor], Tensor] | None = None  # (step, global batch) -> this rank's samples, where ``Job.share`` is not it
     before_optimizer: Callable[[], None] | None = None  # between the last backward and the optimizer's step

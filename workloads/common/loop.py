@@ -35,7 +35,7 @@ from tracekit.recorder.record import record
 from . import launch, planned, reference
 from .job import DATA_AXES, Job, Training
 from .settings import Settings, defaults, mesh_sizes, parse
-from .transformer import Shape, loss_of
+from .transformer import Shape
 
 #: Largest difference of a parameter from the reference after one step, in units of the learning rate.
 TOLERANCE = 0.02
@@ -142,7 +142,7 @@ def step(job: Job, training: Training, ids_BT: Tensor, targets_BT: Tensor, recor
         around = recorder.micro_batch(index) if pieces > 1 else nullcontext()
         with around, training.accumulating(index == pieces - 1):
             with job.autocast() if training.autocast else nullcontext():
-                loss = loss_of(model(ids), targets) / pieces
+                loss = training.loss(model(ids), targets) / pieces
             with recorder.phase("backward"):
                 (training.scaler.scale(loss) if training.scaler is not None else loss).backward()
         total += loss.detach()

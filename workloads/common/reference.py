@@ -30,15 +30,23 @@ def adam(parameters: object, learning_rate: float) -> torch.optim.Optimizer:
 
 
 def train(
-    shape: Shape, samples: int, seed: int, steps: int, learning_rate: float, mlp: Callable[[Shape], nn.Module] = Mlp
+    shape: Shape,
+    samples: int,
+    seed: int,
+    steps: int,
+    learning_rate: float,
+    mlp: Callable[[Shape], nn.Module] = Mlp,
+    pieces: int = 1,
+    extra: Callable[[nn.Module], Tensor | float] = lambda model: 0.0,  # noqa: ARG005
 ) -> dict[str, Tensor]:
-    """Parameters after ``steps`` steps on the whole global batch."""
+    """Parameters after ``steps`` steps on the whole global batch, in ``pieces``; ``extra`` is added to the loss of each."""
     model = Transformer(shape, mlp=mlp)
     initialize(model, seed)
     optimizer = adam(model.parameters(), learning_rate)
     for step in range(steps):
         ids_BT, targets_BT = batch_of(shape, samples, seed, step)
-        loss_of(model(ids_BT), targets_BT).backward()
+        for ids, targets in zip(ids_BT.chunk(pieces), targets_BT.chunk(pieces), strict=True):
+            ((loss_of(model(ids), targets) + extra(model)) / pieces).backward()
         optimizer.step()
         optimizer.zero_grad()
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}

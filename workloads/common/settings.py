@@ -47,6 +47,7 @@ class Settings:
     ffn: int = option(512, "size inside the MLP")
     vocabulary: int = option(512, "vocabulary")
     sequence: int = option(64, "tokens a sample")
+    swiglu: bool = option(False, "a gated MLP: three matrices, SiLU")
     batch: int = option(4, "samples a step of each data-parallel rank (fixed local batch)")
     global_batch: int = option(0, "samples a step of all ranks together (fixed global batch); 0: --batch times the data-parallel ranks")
     micro_batches: int = option(1, "pieces in which a rank works on its samples (gradient accumulation, or the pipeline's micro-batches)")

@@ -21,11 +21,40 @@ from .transformer import Transformer
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def shard(model: Transformer, mesh: DeviceMesh, policy: MixedPrecisionPolicy, reshard: bool | int) -> None:
-    """Make a unit of every block, then of what is left; the root stays gathered between forward and backward, as torch recommends."""
-    for block in model.layers.values():
-        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+#: What makes a unit: blocks; blocks, embedding, and last norm with head; nothing but the root; every module that has parameters itself.
+WRAPS = ("layers", "ends", "whole", "modules")
+
+
+def shard(model: Transformer, mesh: DeviceMesh, policy: MixedPrecisionPolicy, reshard: bool | int, wrap: str = "layers") -> None:
+    """Make units, then one of what is left; the root stays gathered between forward and backward, as torch recommends."""
+    for modules in _units(model, wrap):
+        fully_shard(modules, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+
+
+def _units(model: Transformer, wrap: str) -> list[list[nn.Module]]:
+    """The modules of each unit but the root."""
+    if wrap == "whole":
+        return []
+    if wrap == "modules":
+        return [[module] for module in model.modules() if list(module.parameters(recurse=False))]
+    blocks: list[list[nn.Module]] = [[block] for block in model.layers.values()]
+    if wrap == "layers":
+        return blocks
+    head = [module for module in (model.norm, model.head) if module is not None]
+    return [*([[model.embedding]] if model.embedding is not None else []), *blocks, *([head] if head else [])]
+
+
+def unit_of(name: str, wrap: str = "layers") -> str:
+    """The unit of a parameter, '' the root's."""
+    words = name.split(".")
+    if wrap == "whole":
+        return ""
+    if wrap == "modules":
+        return ".".join(words[:-1])
+    if words[0] == "layers":
+        return ".".join(words[:2])
+    return "" if wrap == "layers" else "embedding" if words[0] == "embedding" else "head"
 
 
 def policy(job: Job, reduce_dtype: str) -> MixedPrecisionPolicy:
@@ -65,17 +94,15 @@ def unit_elements(model: nn.Module) -> dict[str, list[int]]:
     """Unit -> elements of each of its parameters in order, '' the root's."""
     units: dict[str, list[int]] = {}
     for name, parameter in model.named_parameters():
-        words = name.split(".")
-        units.setdefault(".".join(words[:2]) if words[0] == "layers" else "", []).append(parameter.numel())
+        units.setdefault(unit_of(name), []).append(parameter.numel())
     return units
 
 
-def padded_elements(model: nn.Module, world: int) -> dict[str, int]:
+def padded_elements(model: nn.Module, world: int, wrap: str = "layers") -> dict[str, int]:
     """Unit -> elements that its all-gather moves, '' the root: every parameter padded along its first dimension to all ranks alike."""
     units: dict[str, int] = {}
     for name, parameter in model.named_parameters():
-        words = name.split(".")
-        unit = ".".join(words[:2]) if words[0] == "layers" else ""
+        unit = unit_of(name, wrap)
         rows = -(-parameter.shape[0] // world) * world
         units[unit] = units.get(unit, 0) + rows * (parameter.numel() // parameter.shape[0])
     return units

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -18,7 +19,7 @@ from tracekit.errors import UsageError
 from tracekit.manifest import Expected
 
 from .job import Job
-from .transformer import Mlp, Transformer
+from .transformer import Mlp, Transformer, loss_of
 
 
 def check(job: Job) -> None:
@@ -53,10 +54,47 @@ def tensor_parallel(model: Transformer, mesh: DeviceMesh) -> None:
         if isinstance(block.mlp, Mlp):
             plan |= {
                 "mlp": PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),)),
-                "mlp.up": ColwiseParallel(),
+                **_columns(block.mlp),
                 "mlp.down": RowwiseParallel(),
             }
         parallelize_module(block, mesh, plan)
+
+
+def _columns(mlp: nn.Module) -> dict[str, ColwiseParallel]:
+    """The matrices of an MLP that are split by columns."""
+    return {f"mlp.{name}": ColwiseParallel() for name in ("gate", "up") if getattr(mlp, name, None) is not None}
+
+
+def vocabulary_parallel(model: Transformer, mesh: DeviceMesh, *, gather: bool) -> None:
+    """Divide the vocabulary of embedding and head over ``mesh``. ``gather``: put the logits together behind the head.
+
+    A rank looks up the tokens that it has, zeros for the others, and the sum over ranks is the embedding; the head is column-parallel.
+    """
+    logits = Replicate() if gather else Shard(-1)
+    plan = {
+        "embedding.tokens": RowwiseParallel(input_layouts=Replicate()),
+        "head": ColwiseParallel(output_layouts=logits, use_local_output=gather),
+    }
+    parallelize_module(model, mesh, plan)
+
+
+def loss_on_shards(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+    """The loss of logits that are divided over ranks: they agree on each token's largest logit, on the sum, and on the target's."""
+    with torch.profiler.record_function("loss"):
+        loss = loss_of(logits_BTV, targets_BT)
+    return loss.full_tensor() if isinstance(loss, DTensor) else loss
+
+
+def expected_vocabulary_parallel(job: Job, tokens: int, *, gather: bool) -> list[Expected]:
+    """Collectives of embedding, head and loss for so many tokens a step."""
+    if job.size("tp") == 1:
+        return []
+    rounds, size = job.settings.micro_batches, 4 * tokens * job.shape.hidden
+    output = 2 if job.settings.precision in ("bf16", "fp16") else 4
+    ends = Expected("all_reduce", "tp", "tensor_parallel", 2 * rounds, 2 * size)
+    if gather:
+        return [ends, Expected("all_gather", "tp", "tensor_parallel", rounds, output * tokens * job.shape.vocabulary)]
+    return [ends, Expected("all_reduce", "tp", "loss", 3 * rounds, 3 * 4 * tokens)]
 
 
 def sequence_parallel(model: Transformer, mesh: DeviceMesh) -> None:
@@ -78,7 +116,7 @@ def sequence_parallel(model: Transformer, mesh: DeviceMesh) -> None:
             "attention.o": RowwiseParallel(output_layouts=sequence),
             "mlp_norm": SequenceParallel(),
             "mlp": PrepareModuleInput(input_layouts=(sequence,), desired_input_layouts=(Replicate(),)),
-            "mlp.up": ColwiseParallel(),
+            **_columns(block.mlp),
             "mlp.down": RowwiseParallel(output_layouts=sequence),
         }
         parallelize_module(block, mesh, plan)

@@ -18,7 +18,10 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of the model. ``head_size`` = hidden / heads; no biases, untied embeddings, learned positions."""
+    """Sizes of the model. ``head_size`` = hidden / heads; no biases, untied embeddings, learned positions.
+
+    ``swiglu``: a third matrix in the MLP, whose output gates the others' (arXiv:2002.05202).
+    """
 
     layers: int = 4
     hidden: int = 128
@@ -27,10 +30,11 @@ class Shape:
     ffn: int = 512
     vocabulary: int = 512
     sequence: int = 64
+    swiglu: bool = False
 
     def __post_init__(self) -> None:
         """ValueError for sizes that do not fit together."""
-        if min(asdict(self).values()) < 1:
+        if min(self.sizes().values()) < 1:
             raise ValueError("every size of the model is at least 1")
         if self.hidden % self.heads or self.heads % self.kv_heads:
             raise ValueError(f"hidden {self.hidden}, heads {self.heads}, kv_heads {self.kv_heads}: each must divide the one before")
@@ -40,10 +44,18 @@ class Shape:
         """Elements of one head."""
         return self.hidden // self.heads
 
+    def sizes(self) -> dict[str, int]:
+        """Everything that is a number."""
+        return {name: value for name, value in asdict(self).items() if name != "swiglu"}
+
+    def mlp_elements(self) -> int:
+        """Elements of the parameters of one MLP: up and down, with SwiGLU a gate too."""
+        return (3 if self.swiglu else 2) * self.hidden * self.ffn
+
     def block_elements(self) -> int:
-        """Elements of the parameters of one block: q, k, v, o, up, down and two norms."""
+        """Elements of the parameters of one block: q, k, v, o, the MLP and two norms."""
         kv = self.kv_heads * self.head_size
-        return 2 * self.hidden * self.hidden + 2 * self.hidden * kv + 2 * self.hidden * self.ffn + 2 * self.hidden
+        return 2 * self.hidden * self.hidden + 2 * self.hidden * kv + self.mlp_elements() + 2 * self.hidden
 
     def outer_elements(self) -> int:
         """Elements of embedding, positions, last norm and head."""
@@ -55,7 +67,7 @@ class Shape:
 
     def describe(self) -> dict[str, Any]:
         """For the manifest."""
-        return {"architecture": "transformer", **asdict(self), "gated_mlp": False, "biases": False, "tied_embeddings": False,
+        return {"architecture": "transformer", **self.sizes(), "gated_mlp": self.swiglu, "biases": False, "tied_embeddings": False,
                 "learned_positions": True, "norm": "rmsnorm"}  # fmt: skip
 
 
@@ -90,15 +102,18 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Two linear layers with GELU between: hidden -> ffn -> hidden."""
+    """Two linear layers with GELU between: hidden -> ffn -> hidden. With SwiGLU up's output is multiplied with silu of a gate's instead."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
+        self.gate = nn.Linear(shape.hidden, shape.ffn, bias=False) if shape.swiglu else None
         self.up = nn.Linear(shape.hidden, shape.ffn, bias=False)
         self.down = nn.Linear(shape.ffn, shape.hidden, bias=False)
 
     def forward(self, x_BTH: Tensor) -> Tensor:
         """[B, T, H] -> [B, T, H]."""
+        if self.gate is not None:
+            return self.down(F.silu(self.gate(x_BTH)) * self.up(x_BTH))
         return self.down(F.gelu(self.up(x_BTH)))
 
 

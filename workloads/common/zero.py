@@ -50,15 +50,15 @@ class Reducer:
         self.recorder: Any = loop.NoRecorder()
         self._under_way: tuple[nn.Parameter, str, Tensor, Tensor, dist.Work] | None = None
 
-    def send(self, own: nn.Parameter, buffer: Tensor, name: str) -> None:
+    def send(self, own: nn.Parameter, buffer: Tensor, name: str, into: Tensor | None = None) -> None:
         """Begin to reduce ``buffer``, which is given away; this rank's share of it is for ``own.grad``.
 
-        Only one reduction is under way at a time, so that no more than two buffers exist.
+        Only one reduction is under way at a time, so that no more than two buffers exist. ``into``: where the share comes to lie.
         """
         self.collect()
         with torch.profiler.record_function(f"reduce gradients of {name}"):
             buffer /= self.group.size()
-            part = torch.empty(own.shape, dtype=buffer.dtype, device=own.device)
+            part = torch.empty(own.shape, dtype=buffer.dtype, device=own.device) if into is None else into
             work = reduce_scatter(part, buffer, group=self.group, async_op=True)
         self._under_way = (own, name, buffer, part, work)
 
