@@ -8,7 +8,7 @@ from tracekit.errors import UsageError
 from tracekit.estimate import nccl
 from tracekit.estimate.communication import model_parallel
 from tracekit.estimate.estimate import estimate, local_parameters
-from tracekit.estimate.hardware import HARDWARE, hardware, path_of
+from tracekit.estimate.hardware import HARDWARE, exchange_gb_s, hardware, path_of
 from tracekit.estimate.parameters import Parameter
 from tracekit.estimate.plan import IMPLEMENTATIONS, Batch, Implementation, MeshSizes, Plan, Strategy
 from tracekit.estimate.recipe import RECIPES
@@ -243,6 +243,19 @@ def test_links_of_a_group():
     whole = path_of(h100, 32, 1)
     assert (whole.nodes, whole.inside, whole.gb_s) == (4, 8, 400.0)
     assert path_of(HARDWARE["gb200"], 64, 1).nodes == 1
+
+
+def test_exchange_of_all_with_all_over_nodes():
+    """Over 4 nodes of 8, 24 of 31 messages leave through the rank's own port: neighbours' ports help in a ring alone."""
+    h100 = HARDWARE["h100"]
+    assert exchange_gb_s(h100, path_of(h100, 8, 1), 8) == 450.0
+    assert exchange_gb_s(h100, path_of(h100, 4, 8), 4) == 50.0
+    assert exchange_gb_s(h100, path_of(h100, 32, 1), 32) == pytest.approx(50 * 31 / 24)
+    size = 31 * 10**6
+    rows = [Traffic("ep", "expert_dispatch", "all_to_all", "forward", ranks, 1, 1, size * ranks // (ranks - 1)) for ranks in (8, 32)]
+    inside, outside = (collective_seconds(row, h100) for row in rows)
+    assert outside - 31 * h100.outside.latency_us * 1e-6 == pytest.approx(24e6 / 50e9)
+    assert inside < outside
 
 
 def test_alpha_beta_time():

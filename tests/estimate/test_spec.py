@@ -7,7 +7,7 @@ import pytest
 
 from tracekit.errors import UsageError
 from tracekit.estimate.estimate import estimate
-from tracekit.estimate.fit import SEARCHED, Candidate, divisors, fitting, meshes_of, search, why_best
+from tracekit.estimate.fit import SEARCHED, Candidate, divisors, fitting, meshes_of, search, usual_batch, why_best
 from tracekit.estimate.plan import MeshSizes
 from tracekit.estimate.presets import PRESETS
 from tracekit.estimate.spec import spec_of
@@ -228,26 +228,50 @@ def test_tensor_parallelism_stays_within_the_node_where_anything_fits():
     assert any(c.mesh.tp == 4 and "leaves the node of 2 devices" in c.reason for c in found)
 
 
+def test_sequences_are_divided_further_where_nothing_else_fits():
+    def cps(memory: int) -> set[int]:
+        return {c.mesh.cp for c in search(spec_of({"model": {**TINY, "sequence": 16384}}), 8, memory, 8)}
+
+    assert cps(2**40) == {1, 2}
+    assert cps(1000) == {1, 2, 4, 8}
+
+
 #: Model, ranks, sequences a step (tokens of the published runs over 8,192 or 4,096); (pp, tp) that is known to be used.
 KNOWN = [
     ("llama3-8b", 8, 128, "h100", (1, 1)),  # FSDP over 8: torchtitan
     ("llama3-70b", 64, 256, "h100", (1, 8)),  # FSDP and TP 8: torchtitan
     ("llama3-70b", 64, 256, "h100", (1, 1)),  # FSDP over all
     ("llama3-405b", 16384, 2048, "h100", (16, 8)),  # arXiv:2407.21783, table 4
+    ("llama3-405b", 16384, None, "h100", (16, 8)),  # the step that is taken where none is given
 ]
 
 
 @pytest.mark.parametrize(("model", "ranks", "batch", "device", "known"), KNOWN)
 def test_what_is_known_to_be_used_is_among_the_first_five(model, ranks, batch, device, known):
     spec = spec_of({"model": model, "hardware": device})
-    first = fitting(search(spec, ranks, 80 * 10**9, batch))[:5]
+    first = fitting(search(spec, ranks, 80 * 10**9, batch or usual_batch(spec, ranks)))[:5]
     assert known in {(c.mesh.pp, c.mesh.tp) for c in first}
 
 
 @pytest.mark.slow
 def test_the_largest_mixture_of_experts_on_2048_ranks():
-    """DeepSeek-V3 (arXiv:2412.19437, section 3.2): 16 stages, experts over 64 ranks, no tensor parallelism; here with experts over 32."""
-    spec = spec_of({"model": "deepseek-v3", "hardware": "h800", "recipe": "fp8_deepseek_v3"})
+    """DeepSeek-V3 (arXiv:2412.19437, section 3.2): 16 stages, experts over 64 ranks, their exchanges behind compute."""
+    spec = spec_of({"model": "deepseek-v3", "hardware": "h800"})
     found = fitting(search(spec, 2048, 80 * 10**9, 15360))
-    assert (16, 1, 32) in {(c.mesh.pp, c.mesh.tp, c.mesh.ep) for c in found[:5]}
-    assert (16, 1, 64) in {(c.mesh.pp, c.mesh.tp, c.mesh.ep) for c in found[:10]}
+    assert (16, 64) in {(c.mesh.pp, c.mesh.ep) for c in found[:5]}
+    assert all(c.plan is not None and c.plan.expert_overlap for c in found[:5])
+
+
+def test_a_step_without_a_batch_is_one_that_people_take():
+    assert usual_batch(spec_of({"model": "llama3-8b"}), 8) == 8
+    assert usual_batch(spec_of({"model": "llama3-405b"}), 16384) == 2048
+    assert usual_batch(spec_of({"model": TINY, "batch": {"micro_batch": 2}}), 3) == 6
+
+
+def test_exchanges_of_experts_hide_behind_another_micro_batch_that_stays_in_memory():
+    values = {"model": "mixtral-8x7b", "mesh": "pp=2,dp_shard=4,ep=4", "batch": {"micro_batches": 4}}
+    alone, overlapped = (spec_of({**values, "expert_overlap": overlap}) for overlap in (False, True))
+    before, after = (estimate(spec.shape, spec.plan, spec.hardware) for spec in (alone, overlapped))
+    assert after.step.exposed < before.step.exposed and after.step.communication == before.step.communication
+    one = before.roles[1].memory.peak.bytes["activations"]  # the last stage has one micro-batch in flight
+    assert after.roles[1].memory.peak.bytes["activations"] > one

@@ -133,13 +133,14 @@ def command(
     if module is not None:
         _module(module, values, json_file, None if quiet else out, output)
         return
+    from tracekit.estimate.fit import SEARCHED
     from tracekit.estimate.spec import spec_of
 
     if fit is not None and ranks is not None:
         values.pop("mesh", None)  # all of them are tried
         batch = values.get("batch")
         given_batch = batch if isinstance(batch, Mapping) else {}
-        fixed = {*given_batch, *values} & {"micro_batch", "recompute", "schedule", "virtual_stages"}
+        fixed = {*given_batch, *values} & set(SEARCHED)
         total = None if "global_batch" in given_batch else ranks
         _search(spec_of(values), ranks, fit, total, fixed, output, json_file, None if quiet else out)
         return
@@ -163,15 +164,15 @@ def _estimate(spec: Spec, output: str | None, json_file: str | None, out: Any) -
 def _search(
     spec: Spec, ranks: int, memory_bytes: int, data_ranks: int | None, fixed: set[str], output: str | None, json_file: str | None, out: Any
 ) -> None:
-    """``data_ranks``: no global batch is given; what one rank's micro-batches would be on so many data-parallel ranks."""
+    """``data_ranks``: no global batch is given; a step is then what so many ranks work on, at most ``MOST_TOKENS``."""
     from tracekit.cli.estimate_text import print_fit
     from tracekit.cli.progress import searching
-    from tracekit.estimate.fit import fitting, search, why_best
+    from tracekit.estimate.fit import fitting, search, usual_batch, why_best
     from tracekit.report import estimate as report
     from tracekit.report import estimate_json
     from tracekit.units import format_bytes
 
-    batch = spec.plan.global_batch * (data_ranks or 1)
+    batch = spec.plan.global_batch if data_ranks is None else usual_batch(spec, data_ranks)
     with searching(out is None) as progress:
         candidates = search(spec, ranks, memory_bytes, batch, fixed, progress)
     fit = len(fitting(candidates))

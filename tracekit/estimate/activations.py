@@ -42,7 +42,8 @@ class Activations:
     what is computed again for it. ``logits_saved`` stays from the loss to its backward, ``logits_forward`` and ``logits_backward`` are the
     most that logits, their copies and gradients take in each, ``logits_gradient`` what is left for the head's backward,
     ``logits_output`` the logits themselves, which a pipeline's last stage keeps as its output, ``logits_idle`` their segment where it is
-    free in the loss's backward, too small for gradients in fp32. ``inputs``: token ids and targets.
+    free in the loss's backward, too small for gradients in fp32. ``inputs``: token ids and targets. ``positions``: the table that turns
+    queries and keys, of the whole sequence on each rank (context parallelism takes its part of it).
     """
 
     saved: Mapping[str, int]
@@ -56,6 +57,7 @@ class Activations:
     logits_output: int = 0
     logits_idle: int = 0
     inputs: int = 0
+    positions: int = 0
 
 
 def layer_bytes(shape: ModelShape, plan: Plan, layer: int) -> tuple[int, int]:
@@ -103,15 +105,16 @@ def stage_activations(shape: ModelShape, plan: Plan, layers: list[int], first: b
     embedding = size.whole("embedding", shape.hidden).bytes if first else stream
     count = tokens(shape, plan)
     inputs = count * ID * (first + last)
+    positions = shape.rotary_bytes if layers else 0
     if first and shape.dropout:
         unit = "embedding" if plan.wrap == "ends" else ROOT
         saved[unit] = saved.get(unit, 0) + size.by_sequence("embedding_dropout_mask", shape.hidden, MASK).bytes
     if not last:
-        return Activations(saved, stream, embedding, backward, inputs=inputs)
+        return Activations(saved, stream, embedding, backward, inputs=inputs, positions=positions)
     unit = "head" if plan.wrap == "ends" else ROOT
     head = [*norm_saved(size, "norm"), size.gathered("head.input", shape.hidden)]
     saved[unit] = saved.get(unit, 0) + sum(tensor.bytes for tensor in head)
-    return Activations(saved, stream, embedding, backward, *_logits(shape, plan), inputs)
+    return Activations(saved, stream, embedding, backward, *_logits(shape, plan), inputs, positions)
 
 
 def _logits(shape: ModelShape, plan: Plan) -> tuple[int, int, int, int, int, int]:

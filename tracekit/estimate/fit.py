@@ -29,8 +29,10 @@ NOTHING = 1e-3
 HEADROOM = 0.15
 #: Fewest tokens of a sequence that a rank of cp works on: sequences are divided where they are long (Llama 3, arXiv:2407.21783, table 4).
 LEAST_TOKENS = 8192
+#: Tokens of a step where no batch is given, at most: that of Llama 3 405B on 16,384 GPUs (arXiv:2407.21783, table 4).
+MOST_TOKENS = 2**24
 #: What is searched for each mesh, unless it is given.
-SEARCHED = ("micro_batch", "recompute", "schedule", "virtual_stages")
+SEARCHED = ("micro_batch", "recompute", "schedule", "virtual_stages", "expert_overlap")
 #: From what computes least again to what keeps least.
 _RECOMPUTE = ("none", "selective-megatron", "selective-torchtitan", "full")
 MOST_MICRO_BATCH, MOST_VIRTUAL = 16, 8
@@ -67,22 +69,25 @@ class Candidate:
         batch, plan = self.plan.batch, self.plan
         words = [f"{batch.micro_batch} sequence{'s' if batch.micro_batch > 1 else ''} at a time"]
         words.append("no recomputation" if batch.recompute == "none" else f"{batch.recompute} recomputation")
+        if plan.expert_overlap:
+            words.append("experts' exchanges overlapped")
         if plan.mesh.pp > 1:
             words.append(plan.schedule + (f" x {plan.virtual_stages}" if plan.virtual_stages > 1 else ""))
         return ", ".join(words)
 
 
-def meshes_of(world: int, spec: Spec, inside: bool | None = None) -> Iterator[MeshSizes]:
+def meshes_of(world: int, spec: Spec, inside: bool | None = None, short: bool | None = False) -> Iterator[MeshSizes]:
     """Meshes of ``world`` ranks over pp, cp, tp (and ep with experts) and data-parallel ranks: all of them replicas of ddp, else shards.
 
-    ``inside``: only those whose tp stays within a node (False: only the others).
+    ``inside``: only those whose tp stays within a node (False: only the others). ``short``: only those whose cp leaves a rank fewer than
+    ``LEAST_TOKENS`` of a sequence (False: only the others).
     """
     whole, node = _strategy(spec).name == "ddp", spec.hardware.per_node
     for tp in divisors(world):
         if inside is not None and (tp <= node) != inside:
             continue
         for cp in divisors(world // tp):
-            if cp > 1 and spec.shape.sequence // cp < LEAST_TOKENS:
+            if short is not None and (cp > 1 and spec.shape.sequence // cp < LEAST_TOKENS) != short:
                 continue
             for pp in divisors(world // (tp * cp)):
                 data = world // (tp * cp * pp)
@@ -106,6 +111,14 @@ def _strategy(spec: Spec) -> Strategy:
 
 def _expert_sizes(spec: Spec, ranks: int) -> list[int]:
     return [size for size in divisors(ranks) if spec.shape.experts % size == 0] if spec.shape.experts else [1]
+
+
+def usual_batch(spec: Spec, ranks: int) -> int:
+    """Sequences a step where none are given: the plan's own on each of ``ranks``, halved until they have at most ``MOST_TOKENS``."""
+    each = spec.plan.global_batch
+    while ranks % 2 == 0 and each * ranks * spec.shape.sequence > MOST_TOKENS:
+        ranks //= 2
+    return each * ranks
 
 
 def divisors(n: int) -> list[int]:
@@ -147,7 +160,7 @@ class _Search:
         self.spec, self.memory_bytes, self.total, self.fixed, self.progress = spec, memory_bytes, total, fixed, progress
 
     def run(self, world: int) -> list[Candidate]:
-        """Meshes within nodes; those beyond only where none of them fits."""
+        """Meshes within nodes; those beyond, and those that divide sequences further, only where none of them fits."""
         found = self._lean(list(_bounded(meshes_of(world, self.spec, inside=True), world)))
         beyond = list(_bounded(meshes_of(world, self.spec, inside=False), world))
         if any(candidate.fits for candidate in found):
@@ -155,6 +168,8 @@ class _Search:
             found += [Candidate(mesh, None, None, None, None, f"tp={mesh.tp} {why}") for mesh in beyond]
         else:
             found += self._lean(beyond)
+        if not any(candidate.fits for candidate in found):
+            found += self._lean(list(_bounded(meshes_of(world, self.spec, inside=True, short=True), world)))
         return self._refined(found)
 
     def _lean(self, meshes: Sequence[MeshSizes]) -> list[Candidate]:
@@ -198,7 +213,7 @@ class _Search:
         own = {"micro_batch": chosen["micro_batch"], "recompute": chosen["recompute"], "micro_batches": micro_batches}
         batch = replace(self.spec.plan.batch, **own)  # type: ignore[arg-type]
         strategy = _strategy(self.spec) if mesh.dense_ranks > 1 else Strategy("none")
-        schedule = {"schedule": chosen["schedule"], "virtual_stages": chosen["virtual_stages"]}
+        schedule = {name: chosen[name] for name in ("schedule", "virtual_stages", "expert_overlap") if name in chosen}
         return replace(self.spec.plan, mesh=mesh, strategy=strategy, batch=batch, **schedule)  # type: ignore[arg-type]
 
     def _refined(self, found: Sequence[Candidate]) -> list[Candidate]:
@@ -229,6 +244,8 @@ class _Search:
 
     def _ladder(self, mesh: MeshSizes) -> Iterator[tuple[str, list[dict[str, object]]]]:
         """Settings to be tried in turn: recomputation, replicas, interleaving, micro-batches, and recomputation once more."""
+        if mesh.pp > 1 and mesh.ep > 1 and "expert_overlap" not in self.fixed:
+            yield "expert_overlap", [{"expert_overlap": True}]
         if "recompute" not in self.fixed:
             yield "recompute", [{"recompute": name} for name in _RECOMPUTE[:-1]]
         if _strategy(self.spec).name in ("fsdp2", "hsdp"):

@@ -141,6 +141,17 @@ def path_of(device: Hardware, size: int, stride: int) -> Path:
     return Path(nodes, inside, min(limit, inside * device.outside.gb_s), device.outside.latency_us)
 
 
+def exchange_gb_s(device: Hardware, path: Path, size: int) -> float:
+    """Rate at which each of ``size`` ranks sends to all others at once [GB/s]: no neighbour's port helps, unlike in a ring.
+
+    Of x - 1 equal messages x - n leave a node with n members through the rank's own port; those within run beside.
+    """
+    if path.nodes == 1 or size < 2:
+        return path.gb_s
+    outside, inside = (size - path.inside) / (size - 1), (path.inside - 1) / (size - 1)
+    return 1 / max(outside / device.outside.gb_s, inside / device.inside.gb_s)
+
+
 def hardware_of(device: str) -> Hardware | None:
     """The preset whose name is a word of the device's name (``NVIDIA H100 80GB HBM3``); None for any other."""
     words = device.lower().replace("-", " ").split()

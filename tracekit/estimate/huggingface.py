@@ -79,6 +79,7 @@ def _llama(config: Config, **more: Any) -> ModelShape:
         "vocabulary": _number(config, "vocab_size"),
         "sequence": min(SEQUENCE, _number(config, "max_position_embeddings", SEQUENCE)),
         "gated": True,
+        "rotary": True,
         "qkv_bias": bias,
         "output_bias": bias,
         "mlp_bias": _flag(config, "mlp_bias"),

@@ -135,6 +135,7 @@ class Step:
         tape.put("buckets", "communication_buffers", state.buckets)
         tape.put("rounding", "allocator_rounding", rounding(state.tensors) if self.plan.device == "cuda" else 0)
         tape.put("received", "communication_buffers", receive_buffers(self.plan, self.stage, self.now.stream))
+        tape.put("positions", "buffers", sum(chunk.positions for chunk in self.chunks))
         tape.put("inputs", "inputs", self.now.inputs)
         if state.gradients_are_buckets:
             tape.put("gradients", "gradients", state.gradients)
@@ -159,7 +160,7 @@ class Step:
         p, m, v = self.plan.mesh.pp, self.plan.batch.micro_batches, self.plan.virtual_stages
         if p == 1:
             return 0
-        count = in_flight_until_weight(self.plan.schedule, p, m, v)[self.stage]
+        count = min(m * v, in_flight_until_weight(self.plan.schedule, p, m, v)[self.stage] + self.plan.expert_overlap)
         count = count if self.first else min(count, m * v - 1)
         turns = [turn // p % v for turn in range(count)]  # chunks in the order of forward
         turns.remove(v - 1 if v - 1 in turns else turns[-1])

@@ -200,6 +200,7 @@ class Plan:
     vocabulary_parallel_loss: bool = True  # logits stay divided over tp until the loss
     context_parallel: str = "ring"  # how ranks of cp see each other's keys: ring, allgather, ulysses or blockwise
     expert_padding: float = 0.0  # rows an expert takes from each rank, in even shares, zeros where fewer come; 0: as many as come
+    expert_overlap: bool = False  # experts' exchanges of one micro-batch run behind the compute of another, which stays in memory
     wrap: str = "layers"  # what FSDP gathers at once: see ``shape.parameters``
     device: str = "cuda"  # cuda rounds allocations to 512 bytes, cpu does not
     buckets: tuple[int, ...] = ()  # recorded: elements of ddp's buckets; none: as torch cuts them

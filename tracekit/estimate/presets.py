@@ -29,7 +29,7 @@ def _gpt(name: str, layers: int, hidden: int, heads: int, vocabulary: int = 5120
 def _llama(name: str, sizes: Iterable[int], vocabulary: int = 128256, sequence: int = 8192, **more: Any) -> ModelShape:
     """``sizes``: layers, hidden, heads, heads of keys and values, width of the MLP."""
     layers, hidden, heads, kv_heads, ffn = sizes
-    return ModelShape(layers, hidden, heads, ffn, vocabulary, sequence, kv_heads=kv_heads, gated=True, name=name, **more)
+    return ModelShape(layers, hidden, heads, ffn, vocabulary, sequence, kv_heads=kv_heads, gated=True, rotary=True, name=name, **more)
 
 
 def _experts(count: int, top_k: int, ffn: int, shared: int = 0, dense: int = 0, every: int = 1) -> dict[str, int]:
@@ -78,7 +78,7 @@ PRESETS = {
         _llama("gemma3-27b", (62, 5376, 32, 16, 21504), 262208, head_dim=128, qk_norm=True, **_GEMMA),
         ModelShape(
             name="palm-540b", layers=118, hidden=18432, heads=48, kv_heads=1, head_dim=256, ffn=4 * 18432, vocabulary=256000,
-            sequence=2048, gated=True, tied_embeddings=True, norm="layernorm",
+            sequence=2048, gated=True, rotary=True, tied_embeddings=True, norm="layernorm",
         ),
     )
 }  # fmt: skip

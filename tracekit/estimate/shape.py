@@ -29,6 +29,7 @@ class ModelShape:
     With ``experts``, the layers from ``dense_layers`` on have a router, ``experts`` MLPs of ``expert_ffn`` (stacked in one tensor for each
     matrix) of which each token uses ``top_k``, and ``shared_experts`` that every token uses; with ``expert_every`` 2 every other of those
     layers, the last of each two. ``qk_norm``: norms of queries' and keys' heads; ``post_norms``: norms behind attention and MLP as well.
+    ``rotary``: positions turn queries and keys (RoFormer, arXiv:2104.09864), by sines and cosines in a table.
     """
 
     layers: int
@@ -46,6 +47,7 @@ class ModelShape:
     norm: str = "rmsnorm"
     tied_embeddings: bool = False
     learned_positions: bool = False
+    rotary: bool = False
     fused_qkv: bool = False
     experts: int = 0
     top_k: int = 1
@@ -85,6 +87,12 @@ class ModelShape:
     def attention_width(self) -> int:
         """Elements a token of what attention puts out, the input of its last linear layer."""
         return self.heads * (self.latent.value_head if self.latent else self.head_dim)
+
+    @property
+    def rotary_bytes(self) -> int:
+        """The table of sines and cosines of all positions: 4 s d bytes, in fp32 for half of a head's width or in 16 bits for all of it."""
+        width = self.latent.rope_head if self.latent else self.head_dim
+        return 4 * self.sequence * width if self.rotary else 0
 
     def has_experts(self, layer: int) -> bool:
         """Whether the MLP of a layer is a mixture of experts."""

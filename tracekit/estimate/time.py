@@ -6,6 +6,8 @@ Assumptions, all of them options and all written into the result:
     collectives     alpha-beta on the slowest link of the group, rings; alpha from the hardware preset, or NCCL's own latencies
     overlap         ``overlap`` of a phase's compute can hide gathers and reductions of parameters and gradients in that phase; the first
                     gather and the last reduction have nothing to hide behind
+    expert_overlap  experts' exchanges hide in the same way, but for those of the first micro-batch (DualPipe, arXiv:2412.19437, section
+                    3.2.1; Megatron Core does so in 1F1B)
     exposed whole   tensor, sequence, context and expert parallelism, loss, updated parameters, and a pipeline's messages
     bubble          closed form of the schedule for equal stages: times of the slowest one
     optimizer       model state read and written once by the device's memory: limited by its bandwidth
@@ -19,13 +21,14 @@ from fractions import Fraction
 
 from tracekit.collectives.cost import ALGORITHMS, seconds
 from tracekit.estimate import nccl
-from tracekit.estimate.hardware import US, Hardware, path_of
+from tracekit.estimate.hardware import US, Hardware, exchange_gb_s, path_of
 from tracekit.estimate.pipeline import bubble_time
 from tracekit.estimate.plan import Plan
 from tracekit.estimate.traffic import Traffic
 
 #: Purposes that frameworks run beside compute.
 OVERLAPPED = ("parameter_gather", "gradient_scatter", "gradient_sync")
+_EXPERTS = ("expert_dispatch", "expert_combine")
 
 
 @dataclass(frozen=True)
@@ -76,8 +79,8 @@ def collective_seconds(row: Traffic, device: Hardware, latency: str = "preset") 
     if row.kind == "recv":
         return 0.0
     path = path_of(device, row.size, row.stride)
-    beta = 1e-9 / path.gb_s
     algorithm = algorithm_of(row.kind)
+    beta = 1e-9 / (exchange_gb_s(device, path, row.size) if algorithm == "pairwise" else path.gb_s)
     if latency == "nccl" and row.kind != "send":
         protocol = nccl.protocol_of(row.full_bytes)
         return nccl.latency_us(row.kind, row.size, path.nodes, protocol=protocol) * US + seconds(
@@ -93,10 +96,11 @@ def row_seconds(row: Traffic, device: Hardware, latency: str = "preset") -> floa
 
 def exposed_seconds(rows: Sequence[Traffic], plan: Plan, compute: dict[str, float], device: Hardware, how: Assumptions) -> float:
     """Communication that compute does not hide [s]. ``compute``: seconds of forward and backward, all micro-batches together."""
+    overlapped = (*OVERLAPPED, *_EXPERTS) if plan.expert_overlap and plan.batch.micro_batches > 1 else OVERLAPPED
     total = 0.0
     for phase in ("forward", "backward", "optimizer"):
         own = [row for row in rows if row.phase == phase]
-        beside = [row for row in own if row.purpose in OVERLAPPED and phase != "optimizer"]
+        beside = [row for row in own if row.purpose in overlapped and phase != "optimizer"]
         alone = sum(row_seconds(row, device, how.latency) for row in own if row not in beside)
         hidden = sum(row_seconds(row, device, how.latency) for row in beside)
         edge = max((_edge(row, plan) * collective_seconds(row, device, how.latency) for row in beside), default=0.0)
@@ -106,7 +110,9 @@ def exposed_seconds(rows: Sequence[Traffic], plan: Plan, compute: dict[str, floa
 
 
 def _edge(row: Traffic, plan: Plan) -> int:
-    """Calls that nothing can hide: the first gather of every micro-batch; the last reduction."""
+    """Calls that nothing can hide: the first gather of every micro-batch; the last reduction; experts' exchanges of one micro-batch."""
+    if row.purpose in _EXPERTS:
+        return -(-row.calls // plan.batch.micro_batches)
     return min(row.calls, plan.batch.micro_batches) if row.purpose == "parameter_gather" else 1
 
 

@@ -19,6 +19,7 @@ CATEGORIES = (
     "parameters",
     "gradients",
     "optimizer_state",
+    "buffers",
     "gathered_parameters",
     "unsharded_gradients",
     "communication_buffers",

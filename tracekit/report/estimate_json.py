@@ -161,6 +161,7 @@ def fit_document(candidates: Sequence[Candidate], world: int, memory_bytes: int)
             "micro_batches": c.micro_batches,
             "micro_batch": None if c.plan is None else c.plan.batch.micro_batch,
             "recompute": None if c.plan is None else c.plan.batch.recompute,
+            "expert_overlap": None if c.plan is None else c.plan.expert_overlap,
             "schedule": None if c.plan is None or c.mesh.pp == 1 else c.plan.schedule,
             "virtual_stages": None if c.plan is None or c.mesh.pp == 1 else c.plan.virtual_stages,
             "compute_us": None if c.step is None else c.step.compute * _US,
