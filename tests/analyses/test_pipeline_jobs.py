@@ -1,0 +1,49 @@
+"""Whole made-up pipelines on devices: the bubble is that of the schedule, also beside FSDP, and a slow stage is charged with the waits."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.jobs import Cause
+from tests.pipelines import PipelineJob, PipelineShape
+from tracekit import analyses
+from tracekit.job.load import LoadOptions, load_job
+from tracekit.report.document import document
+
+#: (p-1)/(m+p-1), the same, (p-1)/(v m+p-1) for p = 4, m = 8, v = 2
+BUBBLES = {"gpipe": (1, 3 / 11), "1f1b": (1, 3 / 11), "interleaved_1f1b": (2, 3 / 19)}
+IN_FLIGHT = {"gpipe": [8, 8, 8, 8], "1f1b": [4, 3, 2, 1], "interleaved_1f1b": [8, 8, 7, 5, 4, 4, 3, 1]}
+
+
+def told(job, folder):
+    """The JSON document of a made-up job."""
+    job.write(folder)
+    read = load_job([str(folder)], LoadOptions(), analyses.reducers())
+    return document(read, analyses.run(read))
+
+
+def shape(schedule, fsdp=False, **more):
+    """p = 4, m = 8, pieces so long that messages take next to nothing."""
+    own = {"pp": 4, "dp": 2 if fsdp else 1, "micro_batches": 8, "layers": 1, "kernel_us": 1000, "steps": 1, "fsdp": fsdp}
+    return PipelineShape(schedule=schedule, chunks=BUBBLES.get(schedule, (1, 0))[0], **{**own, **more})
+
+
+@pytest.mark.parametrize("fsdp", [False, True], ids=["alone", "beside FSDP"])
+@pytest.mark.parametrize("schedule", list(BUBBLES))
+def test_the_bubble_is_that_of_the_schedule(schedule: str, fsdp: bool, tmp_path: Path) -> None:
+    found = told(PipelineJob(shape(schedule, fsdp)), tmp_path)["pipeline"]
+    ideal = BUBBLES[schedule][1]
+    assert (found["schedule"], found["microbatches"], found["pipelines"]) == (schedule, 8, 2 if fsdp else 1)
+    assert found["bubble_share"]["ideal"] == pytest.approx(ideal)
+    assert found["bubble_share"]["measured"] == pytest.approx(ideal, abs=0.005)
+    assert found["bubble_share"]["replayed"] == pytest.approx(ideal, abs=0.005)
+    assert list(found["in_flight_peak"].values()) == IN_FLIGHT[schedule]
+
+
+@pytest.mark.parametrize("fsdp", [False, True], ids=["alone", "beside FSDP"])
+def test_waits_are_charged_to_the_slow_stage(fsdp: bool, tmp_path: Path) -> None:
+    job = PipelineJob(shape("1f1b", fsdp, layers=2, kernel_us=500), Cause("stage", stage=2, factor=1.5))
+    document = told(job, tmp_path)
+    first = document["findings"][0]
+    assert (first["id"], first["subject"]["stage"]) == ("pipeline.slow_stage", 2)
+    assert first["gain_us"] == pytest.approx(job.step_us - job.healthy_us, rel=0.1)
