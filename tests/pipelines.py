@@ -2,8 +2,8 @@
 
     PipelineJob(PipelineShape(pp=4, micro_batches=8, schedule="interleaved_1f1b", chunks=2)).write(tmp_path)
 
-The order of work on a rank is that of ``tracekit.simulate.pipeline.order`` (ZBV: written out here); a message to a stage on the same rank is
-none. With ``fsdp`` each layer's parameters are gathered on a stream of their own over the ranks of ``dp``, unpacked on the compute stream
+The order of work on a rank is that of ``tracekit.simulate.pipeline.order`` (ZBV: written out here); no message goes to a stage on the same
+rank. With ``fsdp`` each layer's parameters are gathered on a stream of their own over the ranks of ``dp``, unpacked on the compute stream
 before the layer, and gradients are packed, reduced and scattered on another one. A ``Cause`` works as in ``tests.jobs``.
 """
 
@@ -145,7 +145,8 @@ class PipelineJob(MadeJob):
         meta = {"axis": "pp", "members": tuple(self.groups[rank, "pp"]), "size": 500_000, "waited": False}
         around = f"PP:{stage}{name.upper()}_{kind}{batch}" if self.shape.named else ""
         meta |= {"source": source, "target": target, "around": around}
-        return self._joined(rank, step, lane, name, self.shape.message_us, (step, "pp", boundary, source, target, kind, batch), meta, hold=False)
+        join = (step, "pp", boundary, source, target, kind, batch)
+        return self._joined(rank, step, lane, name, self.shape.message_us, join, meta, hold=False)
 
     def _gather(self, rank: int, step: int, key: tuple[Any, ...], around: str) -> None:
         """The next layer's parameters, beside the compute before it; unpacked on the compute stream."""
@@ -157,7 +158,8 @@ class PipelineJob(MadeJob):
 
     def _scatter(self, rank: int, step: int, key: tuple[Any, ...], around: str) -> Work:
         before = [self.last[rank, 7]]
-        packed = self._add(Work(rank, PACK, "chunk_cat", 10, before, step, self._host(rank, step, "cudaLaunchKernel", 6), meta={"around": around}))
+        launch = self._host(rank, step, "cudaLaunchKernel", 6)
+        packed = self._add(Work(rank, PACK, "chunk_cat", 10, before, step, launch, meta={"around": around}))
         members = tuple(self.groups[rank, "dp"])
         meta = {"axis": "dp", "members": members, "size": 2_000_000, "waited": False, "around": around}
         launch = self._host(rank, step, "cudaLaunchKernelExC", 6)

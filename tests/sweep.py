@@ -21,7 +21,15 @@ from tracekit import analyses
 from tracekit.job.load import LoadOptions, load_job
 from tracekit.report.document import document
 
-BLAMES = ("stragglers.rank", "stragglers.moving", "pipeline.slow_stage", "links.slow", "collectives.slow", "breakdown.compute", "kernels.uneven")
+BLAMES = (
+    "stragglers.rank",
+    "stragglers.moving",
+    "pipeline.slow_stage",
+    "links.slow",
+    "collectives.slow",
+    "breakdown.compute",
+    "kernels.uneven",
+)
 #: A gain may miss the counterfactual by this share of it.
 TOLERANCE = 0.1
 
@@ -84,7 +92,8 @@ def wrong(job: MadeJob, names: set[str], findings: list[dict[str, Any]]) -> str:
     if first["id"] not in names:
         return f"{share}; first is {first['id']} (gain {first['gain_us']}): {first['text'][:110]}"
     subject = first.get("subject") or {}
-    if first["id"] == "pipeline.slow_stage" and subject.get("stage") != (cause.stage if cause.name == "stage" else job.shape.place(cause.rank)["pp"]):
+    stage = cause.stage if cause.name == "stage" else job.shape.place(cause.rank)["pp"]
+    if first["id"] == "pipeline.slow_stage" and subject.get("stage") != stage:
         return f"{share}; blames stage {subject.get('stage')}"
     if first["id"] in ("stragglers.rank", "links.slow_group") and cause.rank not in subject.get("ranks", ()):
         return f"{share}; blames {subject}"

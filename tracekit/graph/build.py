@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tracekit.graph.local import LocalWork
+from tracekit.graph.local import NO_PIECE, LocalWork
 from tracekit.graph.replay import causal_order
+from tracekit.graph.stages import stages_of
 from tracekit.graph.step_graph import StepGraph, delays, launch_bound, modelled_ready, ready_of
 from tracekit.job.model import Job
 from tracekit.trace.events import Int8Array, Int32Array, Int64Array
@@ -90,7 +91,7 @@ def _joined(job: Job, parts: list[tuple[int, int, LocalWork]], numbers: Int64Arr
     columns: dict[str, list[npt.NDArray[Any]]] = {}
     pairs: list[tuple[Int64Array, Int64Array, Int8Array]] = []
     names: dict[str, int] = {}
-    offset, rows_of = 0, _OperationRows(job)
+    offset, rows_of, blocks = 0, _OperationRows(job), stages_of(job).codes
     for rank, index, work in parts:
         step = np.searchsorted(numbers, work.numbers)
         there = (step < len(numbers)) & (numbers[np.minimum(step, len(numbers) - 1)] == work.numbers)
@@ -109,7 +110,7 @@ def _joined(job: Job, parts: list[tuple[int, int, LocalWork]], numbers: Int64Arr
             "stream": work.stream,
             "work": work.work,
             "phase": work.phase,
-            "piece": work.piece,
+            "piece": _pieces(work, blocks.get(index)),
             "name": codes[work.name],
             "operation": operation.astype(np.int32),
             "doing": np.where(work.doing >= 0, codes[np.maximum(work.doing, 0)], -1).astype(np.int32),
@@ -124,6 +125,13 @@ def _joined(job: Job, parts: list[tuple[int, int, LocalWork]], numbers: Int64Arr
     source, target, kind = (np.concatenate([pair[i] for pair in pairs]) for i in range(3))
     begin = min([int(table["start"].min()), *_begins(job, parts, int(numbers[0]))])
     return _graph(job, table, (source, target, kind), begin, numbers, list(names), all(work.synced for _, _, work in parts), notes)
+
+
+def _pieces(work: LocalWork, codes: Int64Array | None) -> Int64Array:
+    """The piece of each node, by the ranges around it, else by its block."""
+    if codes is None or work.blocks is None:
+        return work.piece
+    return np.where(work.blocks.of_node >= 0, np.append(codes, NO_PIECE)[work.blocks.of_node], NO_PIECE)
 
 
 def _begins(job: Job, parts: list[tuple[int, int, LocalWork]], number: int) -> list[int]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tracekit.graph.blocks import Blocks, blocks_of
 from tracekit.graph.edges import Edges, find_edges
 from tracekit.graph.host import doing_at
 from tracekit.graph.nodes import NOT_TOLD, NOT_WAITED_FOR, WAITED_FOR, nodes_of, waits_for_device
@@ -37,7 +38,7 @@ class LocalWork:
 
     ``step`` indexes ``numbers`` (NULL: the trace marks no steps); ``piece`` is ``((stage * 4 + kind) * 10**6 + micro_batch)`` of the
     pipeline's range around the call, NO_PIECE elsewhere; ``operation`` is the row of the window's operations, -1 for no communication.
-    ``synced``: the trace records which stream waits for which.
+    ``synced``: the trace records which stream waits for which. ``blocks``: pieces of a pipeline's work where no range names any.
     """
 
     start: Int64Array
@@ -59,6 +60,7 @@ class LocalWork:
     synced: bool
     kept_steps: int
     all_steps: int
+    blocks: Blocks | None = None
 
     def __len__(self) -> int:
         return len(self.start)
@@ -85,7 +87,7 @@ def reduce_window(activity: Activity) -> LocalWork | None:
     piece = _pieces(activity, rows)
     lane = np.stack([device.device[rows], device.stream[rows]])
     stream = np.unique(lane, axis=1, return_inverse=True)[1].reshape(-1).astype(np.int32)
-    told = _told(activity, rows)
+    told, phase = _told(activity, rows), _phases(activity, rows)
     edges, synced = find_edges(activity.tables, nodes_of(activity, rows, stream, step[rows], told, piece))
     return with_messages(
         LocalWork(
@@ -95,7 +97,7 @@ def reduce_window(activity: Activity) -> LocalWork | None:
             stream=stream,
             work=device.work[rows],
             name=name[: len(rows)].astype(np.int32),
-            phase=_phases(activity, rows),
+            phase=phase,
             step=step[rows].astype(np.int32),
             piece=piece,
             operation=device.operation[rows].astype(np.int32),
@@ -108,6 +110,7 @@ def reduce_window(activity: Activity) -> LocalWork | None:
             synced=synced,
             kept_steps=kept,
             all_steps=count,
+            blocks=None if (piece >= 0).any() else blocks_of(activity, rows, step[rows], phase),
         ),
         len(activity.operations),
     )
@@ -136,6 +139,7 @@ def with_messages(work: LocalWork, operations: int) -> LocalWork:
         **copied,
         operation=np.where(nth > 0, work.operation[node] + nth, work.operation[node]).astype(np.int32),
         edges=work.edges.repeated(first, count),
+        blocks=None if work.blocks is None else replace(work.blocks, of_node=work.blocks.of_node[node]),
     )
 
 

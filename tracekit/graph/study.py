@@ -9,11 +9,10 @@ from tracekit.graph.build import NoGraph, graph_of
 from tracekit.graph.culprits import Search, culprits_of
 from tracekit.graph.kinds import Kinds, Places, kinds_of, places_of
 from tracekit.graph.slowdown import Slowdown, slowdown_of
+from tracekit.graph.stages import ANALYSIS
 from tracekit.graph.step_graph import StepGraph
 from tracekit.job.model import Job
 
-#: Under this name of an analysis each window keeps its part of the graph.
-ANALYSIS = "what_if"
 #: A replay that misses the measured step by more is no ground for conclusions.
 LARGEST_ERROR = 0.05
 

@@ -22,9 +22,10 @@ from tracekit.analyses._common import once
 from tracekit.analyses.pipeline.figures import sections
 from tracekit.analyses.pipeline.findings import findings
 from tracekit.analyses.pipeline.ranges import Pieces, find
-from tracekit.analyses.pipeline.rows import RUNS, STAGES, axis_of, gaps_of, in_flight, pieces_of, runs_of
+from tracekit.analyses.pipeline.rows import RUNS, STAGES, gaps_of, in_flight, pieces_of, runs_of
 from tracekit.analyses.pipeline.summary import Summary, mean_durations, summary_of
 from tracekit.findings import Finding, Section
+from tracekit.graph.stages import axis_of, stages_of
 from tracekit.job.activity import Activity
 from tracekit.job.model import Job
 from tracekit.units import NULL, known, listed, microseconds, plural
@@ -148,5 +149,11 @@ def _reason(job: Job, left_out: int) -> str:
     if any(found is not None for _, _, found in job.reduced("pipeline")):
         return "ranges mark forward and backward of micro-batches, but nothing says which stage each rank holds (--mesh pp=... would)"
     if (job.operations["purpose"] == "pipeline").any():
-        return "stages exchange messages, but no range such as PP:0F3 (stage, forward, micro-batch) marks their work: record with tracekit"
+        return f"stages exchange messages, but no range such as PP:0F3 (stage, forward, micro-batch) marks their work{_unnumbered(job)}"
     return "nothing in the traces is a pipeline: no range of a stage, no message between stages"
+
+
+def _unnumbered(job: Job) -> str:
+    """Why messages do not show it either."""
+    why = stages_of(job).reason
+    return f", and messages alone do not tell it: {why}. Record with tracekit" if why else ": record with tracekit"

@@ -5,8 +5,8 @@ for all. torch's GPipe schedule writes ``Forward 3`` and ``Backward 3``, which n
 
 A range also holds time in which its rank does not work. On a GPU a piece lasts from the start of the first to the end of the last compute
 kernel that was launched inside its range, on the stream that computes most: what FSDP packs and gathers beside it is not the stage's. What
-that stream does before it waits for the piece's message (parameters unpacked ahead) does not begin the piece. On the CPU the range is cut at both ends: before its first operator by the time in which a receive is open, behind its last operator by the
-time in which a send is open.
+that stream does before it waits for the piece's message (parameters unpacked ahead) does not begin the piece. On the CPU the range is cut at
+both ends: before its first operator by the time in which a receive is open, behind its last operator by the time in which a send is open.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from tracekit.collectives.purpose import role_of_axis
+from tracekit.graph.blocks import behind_message, of_pipeline, on_main_stream
 from tracekit.job.activity import Activity, Work
-from tracekit.mesh.names import axis_of_description
 from tracekit.notes import note
 from tracekit.trace import intervals
 from tracekit.trace.durations import FOREIGN_NS
@@ -34,13 +33,8 @@ FORWARD, BACKWARD, INPUT, WEIGHT = range(4)
 #: The stage of a range that names none.
 NO_STAGE = -1
 
-#: So much of a piece's compute may come before the wait for its message without being its beginning.
-UNPACKED = 0.25
-
 _NAMED = re.compile(r"PP:(\d{1,6})([FBIW])(\d{1,6})")
 _TORCHS = re.compile(r"(Forward|Backward) (\d{1,6})")
-#: Sends and receives of such axes are not the pipeline's (a ring of context parallelism runs inside a stage's forward).
-_OTHER_ROLES = ("tensor", "context", "expert", "sharding", "data")
 
 
 @dataclass(frozen=True)
@@ -117,13 +111,13 @@ def _ranges(tables: RankTables, code_of: Callable[[str], int]) -> pd.DataFrame:
 def _on_device(activity: Activity, pieces: Pieces) -> Pieces:
     """Pieces with the times of what was launched inside them; by the host's clock where most of them launched nothing."""
     device = activity.device
-    works = (device.work == Work.COMPUTE) & (device.launch_ts != NULL) & _on_main_stream(activity)
+    works = (device.work == Work.COMPUTE) & (device.launch_ts != NULL) & on_main_stream(device)
     piece = np.searchsorted(pieces.start, device.launch_ts[works], side="right") - 1
     inside = (piece >= 0) & (device.launch_ts[works] < pieces.end[np.maximum(piece, 0)])
     start = np.full(len(pieces.start), np.iinfo(np.int64).max)
     end = np.full(len(pieces.start), NULL)
     kernels = (piece[inside], device.start[works][inside], device.end[works][inside])
-    chosen = _behind_message(activity, *kernels)
+    chosen = behind_message(activity, *kernels)
     np.minimum.at(start, kernels[0][chosen], kernels[1][chosen])
     np.maximum.at(end, kernels[0], kernels[2])
     worked = end != NULL
@@ -131,50 +125,6 @@ def _on_device(activity: Activity, pieces: Pieces) -> Pieces:
         activity.coverage.note(note("stages_on_host"))
         return pieces
     return replace(pieces, start=np.where(worked, start, NULL), end=end, on_device=True)
-
-
-def _behind_message(activity: Activity, piece: Int64Array, start: Int64Array, end: Int64Array) -> BoolArray:
-    """Kernels of one stream (with the piece of each) that do not lie before their piece's wait for its message.
-
-    Such a wait is a pause of the stream during which a receive ends, and behind that no other communication. What was done before it is a
-    little (less than UNPACKED of the piece's compute), else it is no preparation but half of the piece.
-    """
-    order = np.lexsort((start, piece))
-    piece, start, end = piece[order], start[order], end[order]
-    ends, received = _ends_of_communication(activity)
-    at = np.searchsorted(ends, start, side="right") - 1
-    pause = np.append(NULL, np.where(piece[1:] == piece[:-1], end[:-1], np.iinfo(np.int64).max))[: len(piece)]
-    waits = (at >= 0) & (pause != NULL) & (ends[np.maximum(at, 0)] > pause) & received[np.maximum(at, 0)] if len(ends) else pause != pause
-    if not waits.any():
-        return np.ones(len(piece), np.bool_)
-    total = np.bincount(piece, end - start)
-    before = np.cumsum(end - start) - (end - start)
-    opens = np.flatnonzero(np.append(True, piece[1:] != piece[:-1]))
-    before = before - np.repeat(before[opens], np.diff(np.append(opens, len(piece))))
-    waits &= before < UNPACKED * total[piece]
-    from_row = np.full(len(total), -1)
-    np.maximum.at(from_row, piece[waits], np.flatnonzero(waits))
-    kept = np.empty(len(piece), np.bool_)
-    kept[order] = np.arange(len(piece)) >= from_row[piece]
-    return kept
-
-
-def _ends_of_communication(activity: Activity) -> tuple[Int64Array, BoolArray]:
-    """(end of each communication in order, whether it is a receive of the pipeline)."""
-    end = activity.operations["end_ns"].to_numpy(np.int64)
-    order = np.argsort(end, kind="stable")
-    return end[order], _of_pipeline(activity, ("recv", "send_recv"))[order]
-
-
-def _on_main_stream(activity: Activity) -> BoolArray:
-    """Work on the stream of each device that computes longest: sharding packs and unpacks its parameters on streams of its own."""
-    device = activity.device
-    lane = np.unique(np.stack([device.device, device.stream]), axis=1, return_inverse=True)[1].reshape(-1)
-    busy = np.bincount(lane, np.where(device.work == Work.COMPUTE, device.end - device.start, 0))
-    owner = np.zeros(len(busy), np.int64)
-    owner[lane] = device.device
-    longest = {number: int(np.argmax(np.where(owner == number, busy, -1))) for number in np.unique(owner).tolist()}
-    return np.isin(lane, list(longest.values()))
 
 
 def _on_host(activity: Activity, pieces: Pieces) -> Pieces:
@@ -199,18 +149,7 @@ def _first_and_last(start: Int64Array, end: Int64Array, pieces: Pieces) -> tuple
 
 def _open_messages(activity: Activity, kinds: tuple[str, ...]) -> intervals.IntervalSet:
     """When at least one message of the pipeline was on its way, from the call on."""
-    ours = _of_pipeline(activity, kinds)
+    ours = of_pipeline(activity, kinds)
     start, called, end = (activity.operations[name].to_numpy(np.int64)[ours] for name in ("start_ns", "launch_ns", "end_ns"))
     begun: npt.NDArray[np.int64] = np.where(called == NULL, start, np.minimum(called, start))
     return intervals.union(begun, end)
-
-
-def _of_pipeline(activity: Activity, kinds: tuple[str, ...]) -> BoolArray:
-    """Which operations are of these kinds, and along no axis that is not the pipeline's."""
-    operations = activity.operations
-    other = [role_of_axis(axis_of_description(group.description)) in _OTHER_ROLES for group in activity.groups]
-    group = operations["group"].to_numpy()
-    ours: BoolArray = operations["kind"].isin(kinds).to_numpy()
-    if other:
-        ours = ours & ~((group >= 0) & np.array(other, np.bool_)[np.maximum(group, 0)])
-    return ours

@@ -21,7 +21,7 @@ import pandas as pd
 
 from tracekit.analyses.pipeline.order import Orders, Piece
 from tracekit.analyses.pipeline.ranges import BACKWARD, FORWARD, INPUT, KINDS, NO_STAGE, WEIGHT, Pieces
-from tracekit.collectives.purpose import role_of_axis
+from tracekit.graph.stages import places, stages_of
 from tracekit.job.model import Job
 from tracekit.schema import Column, table
 from tracekit.units import NULL
@@ -93,11 +93,10 @@ def pieces_of(job: Job, analysis: str, axis: str) -> tuple[pd.DataFrame, int, bo
 
     Pieces that name no stage get the place of their rank in the pipeline; where that is not known they are left out.
     """
-    stage_of = _places(job, axis)
+    stage_of = places(job, axis)
     parts, devices = [], []
-    for rank, index, found in job.reduced(analysis):
-        if found is None:
-            continue
+    ranges = [(rank, index, found) for rank, index, found in job.reduced(analysis) if found is not None]
+    for rank, index, found in ranges or _by_messages(job):
         named = np.where(found.stage == NO_STAGE, stage_of.get(rank, NO_STAGE), found.stage)
         found = found.where(named != NO_STAGE)
         if len(found.stage):
@@ -115,6 +114,18 @@ def pieces_of(job: Job, analysis: str, axis: str) -> tuple[pd.DataFrame, int, bo
     left_out += len(frame[~everywhere][_RANK_TURN].drop_duplicates())
     frame = frame[everywhere]
     return PIECES.frame({name: frame[name] for name in PIECES.names}).reset_index(drop=True), left_out, all(devices)
+
+
+def _by_messages(job: Job) -> list[tuple[int, int, Pieces]]:
+    """The same of a job whose ranges name no pieces: what its messages show."""
+    numbered, result = stages_of(job), []
+    for rank, index, own in numbered.parts:
+        if index in numbered.codes:
+            code, batch = np.divmod(numbered.codes[index], 10**6)
+            stage, kind = np.divmod(code, len(KINDS))
+            turn = np.zeros(len(code), np.int64)
+            result.append((rank, index, Pieces(stage, kind, batch, own.step, turn, own.start, own.end, not job.windows[index].on_cpu)))
+    return result
 
 
 def _frame(job: Job, rank: int, index: int, found: Pieces, stage: Any) -> pd.DataFrame:
@@ -138,28 +149,6 @@ def _whole(frame: pd.DataFrame) -> Any:
     odd = (count[FORWARD] != wanted) | (trains & (backward != wanted)) | (count[INPUT] != count[WEIGHT])
     good = ~odd.groupby(_RANK_TURN).any()
     return good.reindex(pd.MultiIndex.from_frame(frame[_RANK_TURN])).to_numpy(np.bool_)
-
-
-def _places(job: Job, axis: str) -> dict[int, int]:
-    """Each rank's place in its pipeline: on the mesh, else among the ranks that it exchanges messages with."""
-    names = [a.name for a in job.mesh.axes]
-    if axis in names:
-        at = names.index(axis)
-        return {rank: place[at] for rank, place in job.mesh.coordinates.items()}
-    rows = job.operations[(job.operations["purpose"] == "pipeline") & (job.operations["group"] >= 0)]
-    result = {}
-    for rank, group in rows.groupby("rank")["group"].first().items():
-        ranks = job.groups.groups[int(group)].ranks
-        if ranks is not None and rank in ranks:
-            result[int(str(rank))] = ranks.index(int(str(rank)))
-    return result
-
-
-def axis_of(job: Job) -> str:
-    """The mesh axis of the pipeline; '' where none is known."""
-    names = [a.name for a in job.mesh.axes]
-    said = [str(w.manifest.pipeline.get("axis", "")) for w in job.windows if w.manifest is not None and w.manifest.pipeline]
-    return next((name for name in [*said, *names] if name in names and (name in said or role_of_axis(name) == "pipeline")), "")
 
 
 def _replicas(job: Job, axis: str, frame: pd.DataFrame) -> dict[int, int]:

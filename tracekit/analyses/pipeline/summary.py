@@ -12,6 +12,7 @@ from tracekit.analyses.pipeline.ranges import KINDS
 from tracekit.analyses.pipeline.rows import orders_of
 from tracekit.errors import UsageError
 from tracekit.estimate.pipeline import bubble_share, wall_bubble_share
+from tracekit.graph.stages import stages_of
 from tracekit.job.model import Job
 from tracekit.units import NULL, listed
 
@@ -49,7 +50,7 @@ class Summary:
 
 def summary_of(job: Job, axis: str, pieces: pd.DataFrame, runs: pd.DataFrame, left_out: int, on_device: bool) -> Summary:
     """Bring together what the manifests say and what the pieces of work show."""
-    said, orders = _said(job), next(orders_of(pieces))
+    said, orders, named = _said(job), next(orders_of(pieces)), not stages_of(job).codes
     held = [{piece.stage for piece in own} for own in orders.values()]
     seen, virtual = set[int]().union(*held), max(map(len, held))
     size = next((a.size for a in job.mesh.axes if a.name == axis), 0)
@@ -69,7 +70,7 @@ def summary_of(job: Job, axis: str, pieces: pd.DataFrame, runs: pd.DataFrame, le
     known = runs[(runs["run_ns"] != NULL) & (runs["run_ns"] > 0)]
     return Summary(
         schedule=schedule,
-        source="manifest" if recorded else "order of work",
+        source="manifest" if recorded else "order of work" if named else "order of compute and messages",
         axis=axis,
         stages=stages,
         ranks=ranks,
@@ -84,7 +85,7 @@ def summary_of(job: Job, axis: str, pieces: pd.DataFrame, runs: pd.DataFrame, le
         ideal_twice=_ideal(schedule, ranks, 2 * batches, virtual, means)[0],
         equal=equal,
         replayed=replayed,
-        notes=(*_about_schedule(recorded, by_order, why), *_about_gaps(stages, seen, left_out, job.clock.aligned)),
+        notes=(*_about_schedule(recorded, by_order, why), *_about_ranges(named), *_about_gaps(stages, seen, left_out, job.clock.aligned)),
     )
 
 
@@ -94,6 +95,10 @@ def _about_schedule(recorded: str, by_order: str, why: str) -> list[str]:
     if by_order in (recorded, UNKNOWN):
         return []
     return [f"the manifest calls the schedule {recorded}; the order of work is that of {by_order}"]
+
+
+def _about_ranges(named: bool) -> list[str]:
+    return [] if named else ["no range names the work of a stage: stages and micro-batches follow from the order of compute and messages"]
 
 
 def _about_gaps(stages: int, seen: set[int], left_out: int, aligned: bool) -> list[str]:
