@@ -1,5 +1,7 @@
 """Whole made-up pipelines on devices: the bubble is that of the schedule, also beside FSDP, and a slow stage is charged with the waits."""
 
+import gzip
+import json
 from pathlib import Path
 
 import pytest
@@ -47,3 +49,36 @@ def test_waits_are_charged_to_the_slow_stage(fsdp: bool, tmp_path: Path) -> None
     first = document["findings"][0]
     assert (first["id"], first["subject"]["stage"]) == ("pipeline.slow_stage", 2)
     assert first["gain_us"] == pytest.approx(job.step_us - job.healthy_us, rel=0.1)
+
+
+@pytest.mark.parametrize("schedule", list(BUBBLES))
+def test_messages_show_the_schedule_where_no_range_names_it(schedule: str, tmp_path: Path) -> None:
+    found = told(PipelineJob(shape(schedule, fsdp=schedule == "1f1b", named=False)), tmp_path)["pipeline"]
+    assert (found["schedule"], found["schedule_from"]) == (schedule, "order of compute and messages")
+    assert (found["microbatches"], found["stages_per_rank"]) == (8, BUBBLES[schedule][0])
+    assert found["bubble_share"]["measured"] == pytest.approx(BUBBLES[schedule][1], abs=0.005)
+    assert list(found["in_flight_peak"].values()) == IN_FLIGHT[schedule]
+
+
+@pytest.mark.parametrize(("schedule", "reason"), [("zb_h1", "runs in two parts (a zero-bubble schedule)"), ("zbv", "lie in a V (ZBV")])
+def test_what_messages_do_not_show_is_said(schedule: str, reason: str, tmp_path: Path) -> None:
+    assert reason in told(PipelineJob(shape(schedule, named=False)), tmp_path)["not_measured"]["pipeline"]
+
+
+def test_a_slow_stage_is_found_without_ranges(tmp_path: Path) -> None:
+    job = PipelineJob(shape("1f1b", layers=2, kernel_us=500, named=False), Cause("stage", stage=1, factor=1.5))
+    first = told(job, tmp_path)["findings"][0]
+    assert (first["id"], first["subject"]["stage"]) == ("pipeline.slow_stage", 1)
+    assert first["gain_us"] == pytest.approx(job.step_us - job.healthy_us, rel=0.1)
+
+
+def test_the_recorded_interleaved_pipeline_is_told_by_its_messages_too(tmp_path: Path) -> None:
+    """The sample without its ranges and manifests: bookkeeping between the pieces is not taken for work."""
+    for path in (Path(__file__).resolve().parents[2] / "sample_traces/pipeline_interleaved_2").glob("*.json.gz"):
+        trace = json.loads(gzip.decompress(path.read_bytes()))
+        trace["traceEvents"] = [event for event in trace["traceEvents"] if not str(event.get("name")).startswith("PP:")]
+        (tmp_path / path.name.removesuffix(".gz")).write_text(json.dumps(trace))
+    read = load_job([str(tmp_path)], LoadOptions(), analyses.reducers())
+    found = document(read, analyses.run(read))["pipeline"]
+    assert (found["schedule"], found["schedule_from"]) == ("interleaved_1f1b", "order of compute and messages")
+    assert (found["stages"], found["microbatches"], found["runs"]) == (4, 4, 2)

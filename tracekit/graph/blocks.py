@@ -86,7 +86,7 @@ def _long(busy: Int64Array, size: Int64Array, sends: BoolArray, forward: BoolArr
     kept = np.zeros(len(busy), np.bool_)
     for own in (forward, ~forward):
         if own.any():
-            large = own & (size >= size[own].max() / 2)
+            large = own & (size >= np.quantile(size[own], 0.75) / 2)  # several pieces without a message between them are one block
             usual = float(np.median(busy[large]))
             kept |= large | (own & (busy >= np.where(sends, SHORT, 0.5) * usual))
     return kept
