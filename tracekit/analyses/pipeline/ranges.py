@@ -5,8 +5,9 @@ for all. torch's GPipe schedule writes ``Forward 3`` and ``Backward 3``, which n
 
 A range also holds time in which its rank does not work. On a GPU a piece lasts from the start of the first to the end of the last compute
 kernel that was launched inside its range, on the stream that computes most: what FSDP packs and gathers beside it is not the stage's. What
-that stream does before it waits for the piece's message (parameters unpacked ahead) does not begin the piece. On the CPU the range is cut
-at both ends: before its first operator by the time in which a receive is open, behind its last operator by the time in which a send is open.
+that stream does before it waits for the piece's message (parameters unpacked ahead) does not begin the piece. On the CPU the range is
+cut at both ends: before its first operator by the time in which a receive is open, behind its last operator by the time in which a send
+is open.
 """
 
 from __future__ import annotations
