@@ -113,6 +113,27 @@ def test_what_a_configuration_lacks_is_said(config: dict[str, object], problem: 
         shape_of(config)
 
 
+#: Small models of transformers 5.24: keys that differ from the family's usual ones, and the elements of all parameters there.
+_SMALL = {
+    "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 160,
+    "vocab_size": 512, "max_position_embeddings": 256,
+}  # fmt: skip
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16}
+OTHERS = [
+    ({"model_type": "qwen2_moe", "num_experts": 8, **_EXPERTS, "head_dim": 8, "shared_expert_intermediate_size": 64}, 355_520),
+    ({"model_type": "qwen3_moe", "num_local_experts": 8, **_EXPERTS}, 346_816),
+    ({"model_type": "qwen3_moe", "num_experts": 8, **_EXPERTS, "mlp_only_layers": [0, 1]}, 308_928),
+    ({"model_type": "granite"}, 229_952),
+    ({"model_type": "smollm3", "tie_word_embeddings": True}, 197_184),
+    ({"model_type": "mistral3", "text_config": {"model_type": "mistral", "tie_word_embeddings": None}}, 229_952),
+]
+
+
+@pytest.mark.parametrize(("config", "elements"), OTHERS)
+def test_keys_of_other_versions_and_relatives(config: dict[str, object], elements: int) -> None:
+    assert elements_of(parameters(shape_of({**_SMALL, **config}))) == elements
+
+
 def test_files_that_are_no_configuration(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     for text in ("[1]", "{", "[" * 100_000, '{"model_type": "bert"}'):

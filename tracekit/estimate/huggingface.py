@@ -1,6 +1,6 @@
 """A model's shape from the ``config.json`` that Hugging Face publishes beside its weights.
 
-Known are the families llama (2 to 4), mistral, mixtral, qwen2 and qwen3 with their mixtures of experts, deepseek_v2 and v3, gemma (1 to 3),
+Known are the families llama (2 to 4), mistral, granite, smollm3, mixtral, qwen2 and qwen3 with their mixtures of experts, deepseek_v2 and v3, gemma (1 to 3),
 phi3 and gpt2. Keys and defaults are those of transformers' configuration classes. Of a model that sees pictures its text part is taken.
 """
 
@@ -43,7 +43,7 @@ def shape_of(config: Config) -> ModelShape:
     """The shape that the keys of a configuration describe."""
     inner = config.get("text_config")
     if isinstance(inner, Mapping):
-        config = {**config, **inner}
+        config = {**config, **{key: value for key, value in inner.items() if value is not None}}
     family = str(config.get("model_type", ""))[:80]
     if family not in _FAMILIES:
         raise UsageError(f"models of type {family!r} are not known", choose(family, _FAMILIES))
@@ -106,16 +106,24 @@ def _mixtral(config: Config) -> ModelShape:
     return _llama(config, experts=_number(config, "num_local_experts", 8), top_k=_number(config, "num_experts_per_tok", 2))
 
 
+def _experts(config: Config) -> int:
+    """How many experts a layer has: newer versions of transformers call all of them local."""
+    return _number(config, "num_experts" if config.get("num_experts") is not None else "num_local_experts")
+
+
 def _qwen_experts(config: Config, **more: Any) -> ModelShape:
     width, shared = _number(config, "moe_intermediate_size"), _number(config, "shared_expert_intermediate_size", 0)
-    if config.get("mlp_only_layers"):
-        raise UsageError("mlp_only_layers names layers without experts", "give the sizes of the model by themselves")
+    dense = config.get("mlp_only_layers") or []
+    if dense != list(range(len(dense))):
+        raise UsageError("mlp_only_layers names layers without experts that are not the first", "give the sizes of the model by themselves")
     return _llama(
         config,
-        experts=_number(config, "num_experts"),
+        experts=_experts(config),
         top_k=_number(config, "num_experts_per_tok"),
         expert_ffn=width,
         shared_experts=shared // width if width else 0,
+        shared_gate=shared > 0,
+        dense_layers=len(dense),
         expert_every=_number(config, "decoder_sparse_step", 1),
         **more,
     )
@@ -172,8 +180,14 @@ _FAMILIES: dict[str, Callable[[Config], ModelShape]] = {
     "llama4": _llama4,
     "llama4_text": _llama4,
     "mistral": _llama,
+    "ministral": _llama,
+    "mistral3": _llama,
+    "granite": _llama,
+    "smollm3": _llama,
     "mixtral": _mixtral,
     "qwen2": lambda config: _llama(config, qkv_bias=True),
+    "qwen2_vl_text": lambda config: _llama(config, qkv_bias=True),
+    "qwen2_5_vl_text": lambda config: _llama(config, qkv_bias=True),
     "qwen2_moe": lambda config: _qwen_experts(config, qkv_bias=True),
     "qwen3": lambda config: _llama(config, qk_norm=True),
     "qwen3_moe": lambda config: _qwen_experts(config, qk_norm=True),

@@ -27,9 +27,10 @@ class ModelShape:
     ``ffn`` hidden size of a dense MLP; ``gated``: three matrices (gate, up, down) instead of two; ``norm`` layernorm (weight and bias) or
     rmsnorm (weight); ``qkv_bias``, ``output_bias``, ``mlp_bias``: which linear layers have one; ``fused_qkv``: one matrix for all three.
     With ``experts``, the layers from ``dense_layers`` on have a router, ``experts`` MLPs of ``expert_ffn`` (stacked in one tensor for each
-    matrix) of which each token uses ``top_k``, and ``shared_experts`` that every token uses; with ``expert_every`` 2 every other of those
-    layers, the last of each two. ``qk_norm``: norms of queries' and keys' heads; ``post_norms``: norms behind attention and MLP as well.
-    ``rotary``: positions turn queries and keys (RoFormer, arXiv:2104.09864), by sines and cosines in a table.
+    matrix) of which each token uses ``top_k``, and ``shared_experts`` that every token uses (``shared_gate``: weighed by a gate of their
+    own); with ``expert_every`` 2 every other of those layers, the last of each two. ``qk_norm``: norms of queries' and keys' heads;
+    ``post_norms``: norms behind attention and MLP as well. ``rotary``: positions turn queries and keys
+    (RoFormer, arXiv:2104.09864), by sines and cosines in a table.
     """
 
     layers: int
@@ -53,6 +54,7 @@ class ModelShape:
     top_k: int = 1
     expert_ffn: int = 0
     shared_experts: int = 0
+    shared_gate: bool = False
     dense_layers: int = 0
     expert_every: int = 1
     qk_norm: bool = False
@@ -157,6 +159,8 @@ def _layer(shape: ModelShape, layer: int, unit: str) -> Iterator[Parameter]:
     yield from _stacked(shape, f"{prefix}.experts", unit, layer)
     if shape.shared_experts:
         yield from _mlp(shape, f"{prefix}.shared_experts", unit, layer, shape.expert_ffn * shape.shared_experts)
+    if shape.shared_gate:
+        yield Parameter(f"{prefix}.shared_gate.weight", (1, shape.hidden), unit, role="router", layer=layer)
 
 
 def _norm(shape: ModelShape, name: str, unit: str, layer: int | None, size: int = 0) -> Iterator[Parameter]:
