@@ -1,7 +1,8 @@
 """A model's shape from the ``config.json`` that Hugging Face publishes beside its weights.
 
-Known are the families llama (2 to 4), mistral, granite, smollm3, mixtral, qwen2 and qwen3 with their mixtures of experts, deepseek_v2 and v3, gemma (1 to 3),
-phi3 and gpt2. Keys and defaults are those of transformers' configuration classes. Of a model that sees pictures its text part is taken.
+Known are the families llama (2 to 4), mistral, granite, smollm3, mixtral, qwen2 and qwen3 with their mixtures of experts, deepseek_v2 and
+v3, gemma (1 to 3), phi3 and gpt2. Keys and defaults are those of transformers' configuration classes. Of a model that sees pictures its
+text part is taken.
 """
 
 from __future__ import annotations
