@@ -30,16 +30,13 @@ from tracekit.estimate.traffic import Traffic, data_parallel, merged
 
 @dataclass(frozen=True)
 class Role:
-    """What all ranks of one pipeline stage have in common; ``name`` says which: only, first, middle or last (stages of equal figures once).
+    """What all ranks of one pipeline stage have in common. Stages of equal figures are one role."""
 
-    ``stages`` are their numbers, ``elements`` the parameters a rank holds before data-parallel sharding.
-    """
-
-    name: str
-    stages: tuple[int, ...]
-    elements: int
+    name: str  # only, first, middle or last
+    stages: tuple[int, ...]  # their numbers
+    elements: int  # of the parameters that a rank holds before data-parallel sharding
     memory: RankMemory
-    traffic: tuple[Traffic, ...]
+    traffic: tuple[Traffic, ...]  # what a rank sends in a step
     time: StageTime
 
     @property
@@ -56,11 +53,11 @@ class Estimate:
     plan: Plan
     hardware: Hardware
     assumptions: Assumptions
-    parameters: int
-    roles: tuple[Role, ...]
+    parameters: int  # elements of the whole model
+    roles: tuple[Role, ...]  # in the order of their stages
     step: StepTime
-    model_flops: float
-    hardware_flops: float
+    model_flops: float  # of a step over all ranks [FLOP]
+    hardware_flops: float  # with what is computed again [FLOP]
 
     @property
     def peak(self) -> Role:

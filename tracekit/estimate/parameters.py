@@ -18,21 +18,16 @@ ROOT = ""
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter as one rank computes with it, before data-parallel sharding.
-
-    ``unit`` is what FSDP gathers at once ('' the root); ``element_bytes`` the stored element; ``tensor_dim`` the dimension that tensor
-    parallelism divides (None: every tensor-parallel rank has it whole); ``layer`` its transformer layer (None outside the layers);
-    ``experts`` how many experts are stacked in its first dimension (0: it belongs to none, all tokens use it).
-    """
+    """A parameter as one rank computes with it, before data-parallel sharding."""
 
     name: str
     shape: tuple[int, ...]
-    unit: str = ROOT
-    element_bytes: int = 4
-    role: str = "other"
-    tensor_dim: int | None = None
-    layer: int | None = None
-    experts: int = 0
+    unit: str = ROOT  # what FSDP gathers at once; '' the root
+    element_bytes: int = 4  # as stored [bytes]
+    role: str = "other"  # one of ``ROLES``
+    tensor_dim: int | None = None  # what tensor parallelism divides; None: every tensor-parallel rank has all of it
+    layer: int | None = None  # of the transformer; None outside its layers
+    experts: int = 0  # stacked in its first dimension; 0: it belongs to none, all tokens use it
     trainable: bool = True
 
     @property

@@ -189,10 +189,10 @@ class Plan:
     """Everything beside the model."""
 
     mesh: MeshSizes = field(default_factory=MeshSizes)
-    strategy: Strategy = field(default_factory=Strategy)
-    recipe: Recipe = RECIPES["fsdp_bf16_fp32_reduce"]
+    strategy: Strategy = field(default_factory=Strategy)  # what data-parallel ranks share, and when they gather and reduce it
+    recipe: Recipe = RECIPES["fsdp_bf16_fp32_reduce"]  # types of parameters, gradients, optimizer state and what is sent
     batch: Batch = field(default_factory=Batch)
-    implementation: Implementation = IMPLEMENTATIONS["torch"]
+    implementation: Implementation = IMPLEMENTATIONS["torch"]  # habits of the framework
     schedule: str = "1f1b"  # of the pipeline: see ``pipeline``
     virtual_stages: int = 1  # chunks of the model a pipeline rank
     sequence_parallel: bool = False  # with tp, norms and dropout work on s/tp tokens

@@ -13,52 +13,46 @@ from tracekit.estimate.parameters import ROOT, Parameter
 class LatentAttention:
     """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): compressed widths and head sizes."""
 
-    query_rank: int
-    key_value_rank: int
-    nope_head: int
-    rope_head: int
-    value_head: int
+    query_rank: int  # width that queries are compressed to; 0: they are not [elements]
+    key_value_rank: int  # width that keys and values are compressed to together [elements]
+    nope_head: int  # of a query's or key's head, without position [elements]
+    rope_head: int  # of a query's or key's head, turned by its position [elements]
+    value_head: int  # of a value's head [elements]
 
 
 @dataclass(frozen=True)
 class ModelShape:
     """A decoder-only transformer.
 
-    ``ffn`` hidden size of a dense MLP; ``gated``: three matrices (gate, up, down) instead of two; ``norm`` layernorm (weight and bias) or
-    rmsnorm (weight); ``qkv_bias``, ``output_bias``, ``mlp_bias``: which linear layers have one; ``fused_qkv``: one matrix for all three.
-    With ``experts``, the layers from ``dense_layers`` on have a router, ``experts`` MLPs of ``expert_ffn`` (stacked in one tensor for each
-    matrix) of which each token uses ``top_k``, and ``shared_experts`` that every token uses (``shared_gate``: weighed by a gate of their
-    own); with ``expert_every`` 2 every other of those layers, the last of each two. ``qk_norm``: norms of queries' and keys' heads;
-    ``post_norms``: norms behind attention and MLP as well. ``rotary``: positions turn queries and keys
-    (RoFormer, arXiv:2104.09864), by sines and cosines in a table.
+    With ``experts`` some layers have a mixture of experts in place of the MLP: those from ``dense_layers`` on, every ``expert_every``-th.
     """
 
     layers: int
-    hidden: int
-    heads: int
-    ffn: int
-    vocabulary: int
-    sequence: int
-    kv_heads: int = 0
-    head_dim: int = 0
-    gated: bool = False
+    hidden: int  # width of the residual stream [elements]
+    heads: int  # of queries
+    ffn: int  # inner width of a dense MLP [elements]
+    vocabulary: int  # [tokens]
+    sequence: int  # [tokens]
+    kv_heads: int = 0  # of keys and values; 0: as many as ``heads``
+    head_dim: int = 0  # width of a head; 0: hidden / heads [elements]
+    gated: bool = False  # three matrices in the MLP (gate, up, down) instead of two
     qkv_bias: bool = False
-    output_bias: bool = False
+    output_bias: bool = False  # of attention's last linear layer
     mlp_bias: bool = False
-    norm: str = "rmsnorm"
-    tied_embeddings: bool = False
-    learned_positions: bool = False
-    rotary: bool = False
-    fused_qkv: bool = False
-    experts: int = 0
-    top_k: int = 1
-    expert_ffn: int = 0
-    shared_experts: int = 0
-    shared_gate: bool = False
-    dense_layers: int = 0
-    expert_every: int = 1
-    qk_norm: bool = False
-    post_norms: bool = False
+    norm: str = "rmsnorm"  # or layernorm, which has a bias
+    tied_embeddings: bool = False  # the head is the embedding's matrix
+    learned_positions: bool = False  # a second embedding, one row a position
+    rotary: bool = False  # positions turn queries and keys (RoFormer, arXiv:2104.09864), by sines and cosines in a table
+    fused_qkv: bool = False  # one matrix for queries, keys and values
+    experts: int = 0  # of a layer; each matrix of all of them is one stacked tensor
+    top_k: int = 1  # experts that a token uses
+    expert_ffn: int = 0  # inner width of an expert; 0: ``ffn`` [elements]
+    shared_experts: int = 0  # experts that every token uses
+    shared_gate: bool = False  # which a gate of their own weighs
+    dense_layers: int = 0  # first layers without experts
+    expert_every: int = 1  # of the layers behind them, the last of each so many has experts
+    qk_norm: bool = False  # norms of queries' and keys' heads
+    post_norms: bool = False  # norms behind attention and MLP as well
     latent: LatentAttention | None = None
     dropout: bool = False
     name: str = "transformer"

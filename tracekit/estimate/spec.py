@@ -47,8 +47,8 @@ class Spec:
 
     shape: ModelShape
     plan: Plan
-    hardware: Hardware
-    assumptions: Assumptions
+    hardware: Hardware  # one device and its links
+    assumptions: Assumptions  # of times
 
 
 def spec_of(values: Mapping[str, Any]) -> Spec:
