@@ -28,7 +28,7 @@ def test_one_sleeps():
     root, text, hang = found("hang_sleep")
     assert (root.why, root.ranks, sorted(call.rank for call in hang.waits[0].waiting)) == ("busy", [2], [0, 1, 3])
     assert text.startswith(
-        f"Ranks 0, 1, 3 wait in all_reduce 6 of the default group ({line_of('dist.all_reduce(gradients)', 'def sleeps')})"
+        f"Ranks 0, 1, 3 wait in all_reduce seq 6 of the default group ({line_of('dist.all_reduce(gradients)', 'def sleeps')})"
     )
     assert text.endswith(f"for rank 2, which is in sleeps, at {line_of('time.sleep(600)', 'def sleeps')}.")
 
@@ -36,14 +36,14 @@ def test_one_sleeps():
 def test_one_skips_a_collective():
     root, text, _ = found("hang_skip")
     assert (root.why, root.ranks) == ("skipped", [1])
-    assert f"left out the all_reduce 9 of the default group ({line_of('dist.all_reduce(loss)', 'def skips')})" in text
+    assert f"left out the all_reduce seq 9 of the default group ({line_of('dist.all_reduce(loss)', 'def skips')})" in text
 
 
 def test_two_groups_in_opposite_order():
     root, text, _ = found("hang_order")
     assert (root.why, root.ranks) == ("order", [0, 1])
     where = line_of("dist.all_reduce(first", "def opposite")
-    assert f"rank 0 in all_reduce 4 of tp at {where}, rank 1 in all_reduce 4 of dp at {where}" in text
+    assert f"rank 0 in all_reduce seq 4 of tp at {where}, rank 1 in all_reduce seq 4 of dp at {where}" in text
 
 
 def test_other_shapes():
@@ -62,7 +62,7 @@ def test_one_is_killed():
 def test_one_waits_for_its_data():
     root, text, hang = found("hang_data_loader")
     assert (root.why, root.ranks) == ("busy", [1])
-    assert text == f"Rank 0 waits in all_reduce 4 of tp ({line_of('group=tp', 'def data_loader')}) for rank 1, which waits for its data loader, at {line_of('time.sleep(600)', '__getitem__')}."  # fmt: skip # noqa: E501
+    assert text == f"Rank 0 waits in all_reduce seq 4 of tp ({line_of('group=tp', 'def data_loader')}) for rank 1, which waits for its data loader, at {line_of('time.sleep(600)', '__getitem__')}."  # fmt: skip # noqa: E501
     assert {(edge.rank, edge.waits_for) for edge in hang.edges} == {(0, 1), (3, 1), (2, 0)}
 
 

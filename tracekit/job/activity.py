@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from tracekit.job.ending import Ending
 from tracekit.job.lost import NOTHING_LOST, Lost
 from tracekit.manifest import Manifest
 from tracekit.memory.summary import DeviceMemory
@@ -84,6 +85,7 @@ class Activity:
     manifest: Manifest | None = None  # what the recorder wrote beside the trace
     chosen: bool = False  # ``steps`` are some of the trace's steps, as the user wanted
     lost: Lost = NOTHING_LOST  # what of the device's work is not in the trace
+    ending: Ending | None = None  # how the trace ends; None where only some steps were chosen
 
     @property
     def coverage(self) -> Coverage:
@@ -112,3 +114,4 @@ class Window:
     has_events: bool = True
     partial: BoolArray = field(default_factory=lambda: np.empty(0, np.bool_))  # of each step: work of it was lost; empty: of none
     device_read: bool = True  # False: the job ran on a device of which nothing was recorded or read
+    ending: Ending | None = None  # how the trace ends; None where only some steps were chosen

@@ -16,6 +16,7 @@ from tracekit.job.join import join
 from tracekit.job.model import Job
 from tracekit.job.options import LoadOptions
 from tracekit.job.runs import one_run
+from tracekit.job.standstill import Standstill, standstill
 from tracekit.job.window import Reducers, Task, read_window
 from tracekit.notes import Note, note, text_note
 from tracekit.readers.archives import as_folders
@@ -65,6 +66,9 @@ def _load(found: Found, options: LoadOptions, reducers: Reducers, progress: Prog
         raise InputError(_nothing_readable(coverage), "nothing is left to analyze")
     windows, runs = one_run(windows, {source.url: source.size for source in found.sources}, options.run)
     job = join(windows, coverage, options.mesh, options.gpus_per_node, options.ranks)
+    if (still := standstill(job)) is not None:
+        job = _before(found.sources, options, reducers, job, still)
+        job.standstill = still
     job.runs = runs
     job.settled = not any(entry.passing for entry in coverage)
     _add_hang(job, hang)
@@ -73,6 +77,20 @@ def _load(found: Found, options: LoadOptions, reducers: Reducers, progress: Prog
     if options.steps is not None:
         job.notes += _beyond(windows, options.steps)
     return job
+
+
+def _before(sources: Sequence[Source], options: LoadOptions, reducers: Reducers, job: Job, still: Standstill) -> Job:
+    """The job until it stood still: figures of a step that never ends say nothing. As it is where no step ended before."""
+    if still.step is None or not any((window.steps.number < still.step).any() for window in job.windows):
+        return job
+    kept = {window.coverage.file for window in job.windows}
+    chosen = replace(options, steps=(None, still.step))
+    results = [result for result in _read_all(sources, chosen, reducers, None) if isinstance(result, Window)]
+    windows = [window for window in results if window.coverage.file in kept]
+    skipped = [entry for entry in job.coverage if entry.file not in kept]
+    earlier = join(windows, skipped, options.mesh, options.gpus_per_node, options.ranks)
+    earlier.notes.append(note("steps_before_hang", first=still.step))
+    return earlier
 
 
 def _told(file: HangFile) -> Coverage:

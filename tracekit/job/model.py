@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -17,6 +17,9 @@ from tracekit.readers.hang_files import HangFile
 from tracekit.trace.clock import Clock
 from tracekit.trace.events import Coverage
 
+if TYPE_CHECKING:
+    from tracekit.job.standstill import Standstill
+
 
 @dataclass
 class Job:
@@ -27,6 +30,7 @@ class Job:
     ``operations`` and ``matches`` have the schemas of the same name. ``steps`` are step numbers that every present rank recorded whole.
     ``notes`` are what is to be told of the job as a whole ("2 of 4 ranks were read ...").
     ``hang_files`` are flight recorder dumps, Python stacks and NCCL logs beside the traces.
+    ``standstill``: what the traces alone tell of a job that hangs, None where nothing does.
     ``held`` keeps results of analyses that others build on; ``what_if`` are the scenarios that a user asked for. ``settled``: reading the
     same files again would give the same job; not where a file was lost to too little memory or a killed worker.
     """
@@ -47,6 +51,7 @@ class Job:
     notes: list[Note] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)  # all that were found, where this job was chosen among several
     hang_files: list[HangFile] = field(default_factory=list)
+    standstill: Standstill | None = None
     held: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     what_if: tuple[str, ...] = ()
     settled: bool = True

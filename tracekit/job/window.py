@@ -16,6 +16,7 @@ from tracekit.job import recorded, window_cache
 from tracekit.job.activity import Activity, Window
 from tracekit.job.communication import HOST_BACKENDS
 from tracekit.job.device import device_work
+from tracekit.job.ending import ending
 from tracekit.job.memory_window import read_memory_window
 from tracekit.job.operations import local_operations
 from tracekit.manifest import Calls, Manifest, Owners
@@ -141,7 +142,8 @@ def build_activity(
         recorded.add_groups(groups, manifest)
         recorded.add_calls(tables, operations, groups, manifest)
     _give_the_only_group(tables, operations, groups)
-    return Activity(tables, found, phases, work, operations, groups, on_cpu, span, manifest, 0 < len(found) < every, lost)
+    ends = ending(tables, work, operations, group_of, span[1], on_cpu) if steps is None else None
+    return Activity(tables, found, phases, work, operations, groups, on_cpu, span, manifest, 0 < len(found) < every, lost, ends)
 
 
 def _give_the_only_group(tables: RankTables, operations: pd.DataFrame, groups: list[LocalGroup]) -> None:
@@ -191,5 +193,6 @@ def _window(activity: Activity, identity: Identity, reduced: dict[str, Any]) -> 
         reduced=reduced,
         partial=_partial(activity),
         device_read=activity.lost.device,
+        ending=activity.ending,
         manifest=None if activity.manifest is None else msgspec.structs.replace(activity.manifest, owners=Owners(), calls=Calls()),
     )

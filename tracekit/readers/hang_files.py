@@ -72,6 +72,8 @@ class Calls:
 
 
 SCHEDULED, STARTED, DONE = 0, 1, 2
+#: Version of a dump that was made from a trace.
+FROM_TRACE = "trace"
 STATES = ("scheduled", "started", "completed")
 
 
@@ -88,6 +90,7 @@ class Dump:
     stacks: dict[int, list[Frame]]
     enqueued: dict[str, int]  # group name -> number of its last collective, where the dump tells
     notes: list[str] = field(default_factory=list)
+    ending: str = ""  # of one made from a trace: what there is to say of how the trace ends
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ def test_one_rank_never_comes(tmp_path):
     hang = hang_of(tmp_path, dumps)
     assert told(hang) == (
         "busy",
-        "Ranks 0, 1, 3 wait in all_reduce 2 of the default group (train.py:12) for rank 2, "
-        "which made its last call, all_reduce 1 of the default group at train.py:11, and none since.",
+        "Ranks 0, 1, 3 wait in all_reduce seq 2 of the default group (train.py:12) for rank 2, "
+        "which made its last call, all_reduce seq 1 of the default group at train.py:11, and none since.",
     )
     (wait,) = hang.json()["hang"]["waiting"]
     assert (wait["ranks"], wait["missing"], wait["last_completed"], wait["site"]) == ([0, 1, 3], [2], 1, "train.py:12")
@@ -30,7 +30,7 @@ def test_a_rank_without_a_dump_died(tmp_path):
     why, text = told(hang_of(tmp_path, dumps))
     assert why == "died"
     assert text.endswith("for rank 3, which left no dump: it died, or could not be asked; "
-                         "the last call that it completed with others is all_reduce 1 of the default group at train.py:9.")  # fmt: skip
+                         "the last call that it completed with others is all_reduce seq 1 of the default group at train.py:9.")  # fmt: skip
 
 
 def test_other_kinds_under_one_number(tmp_path):
@@ -66,7 +66,7 @@ def test_a_collective_left_out_is_found_by_the_line_of_code(tmp_path):
     for rank in (0, 2, 3):
         dumps[rank].entries[-1] |= {"state": SCHEDULED, "retired": False}
     why, text = told(hang_of(tmp_path, dumps))
-    assert (why, text.split(";")[0]) == ("skipped", "Rank 1 left out the all_reduce 6 of the default group (train.py:21)")
+    assert (why, text.split(";")[0]) == ("skipped", "Rank 1 left out the all_reduce seq 6 of the default group (train.py:21)")
 
 
 GROUPS = {"1": ("tp", [0, 1]), "2": ("dp", [0, 1]), "3": ("dp", [1, 2]), "4": ("tp", [2, 3])}
@@ -77,7 +77,7 @@ def test_two_groups_in_opposite_order(tmp_path):
     assert told(hang_of(tmp_path, dumps)) == (
         "order",
         "Ranks 0, 1 entered these groups in another order: "
-        "rank 0 in all_reduce 1 of tp at train.py:1, rank 1 in all_reduce 1 of dp at train.py:2.",
+        "rank 0 in all_reduce seq 1 of tp at train.py:1, rank 1 in all_reduce seq 1 of dp at train.py:2.",
     )
 
 

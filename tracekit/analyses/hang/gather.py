@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tracekit.readers.hang_files import DONE, STARTED, STATES, Dump, Frame, GroupInfo, NcclLog, Stacks
+from tracekit.readers.hang_files import DONE, FROM_TRACE, STARTED, STATES, Dump, Frame, GroupInfo, NcclLog, Stacks
 from tracekit.trace.events import Int64Array
 
 #: Errors by which a rank only says that another one has gone.
@@ -30,6 +30,11 @@ class Call:
     created_ns: int
     peer: int
     place: int
+
+    @property
+    def label(self) -> str:
+        """``all_reduce seq 5``; a message has no number."""
+        return f"{self.kind} seq {self.seq}" if self.seq >= 0 else self.kind
 
     @property
     def state_name(self) -> str:
@@ -65,6 +70,11 @@ class Evidence:
     logs: list[NcclLog]
     groups: list[Group]
     notes: list[str]
+
+    @property
+    def left(self) -> str:
+        """What a rank should have left: a dump, or a trace."""
+        return "trace" if any(dump.version == FROM_TRACE for dump in self.dumps.values()) else "dump"
 
     @property
     def ranks(self) -> list[int]:

@@ -17,7 +17,7 @@ from tracekit.analyses.hang.waits import Skipped, Wait, call_at
 from tracekit.readers.flight_recorder import is_library
 from tracekit.readers.hang_files import Frame
 
-Why = Literal["raised", "mismatch", "skipped", "order", "died", "busy"]
+Why = Literal["raised", "mismatch", "skipped", "order", "died", "busy", "stuck"]
 
 #: Functions of torch that wait for another rank, in a stack.
 _WAITS = re.compile(
@@ -56,7 +56,7 @@ def find_root(evidence: Evidence, waits: Sequence[Wait], left_out: Sequence[Skip
     if raised:
         return Root(raised, "raised", _raised(evidence, raised[0]), evidence.stack_of(raised[0]), _wait_for(waits, raised[0]))
     for skip in left_out:
-        text = f"left out the {skip.call.kind} {skip.seq} of {skip.group.label}" + (f" ({skip.call.site})" if skip.call.site else "")
+        text = f"left out the {skip.call.label} of {skip.group.label}" + (f" ({skip.call.site})" if skip.call.site else "")
         wait = next(w for w in waits if w.group is skip.group)
         return Root([skip.rank], "skipped", text, evidence.stack_of(skip.rank), wait)
     edges = edges_of(waits)
@@ -68,7 +68,18 @@ def find_root(evidence: Evidence, waits: Sequence[Wait], left_out: Sequence[Skip
     ends = [edge for edge in edges if edge.waits_for not in blocked]
     if ends:
         return _end(evidence, ends)
-    return _order(evidence, circle) if circle else None
+    return _order(evidence, circle) if circle else _stuck(evidence, waits)
+
+
+def _stuck(evidence: Evidence, waits: Sequence[Wait]) -> Root | None:
+    """A collective that all of its members are in, and that does not end."""
+    wait = next((wait for wait in waits if wait.all_in), None)
+    if wait is None:
+        return None
+    call = wait.waiting[0]
+    where = f" ({call.site})" if call.site else ""
+    text = f"are all in {call.label} of {wait.group.label}{where}, and it does not end: nobody is missing"
+    return Root([one.rank for one in wait.waiting], "stuck", text, evidence.stack_of(call.rank, call.place), wait)
 
 
 def _wait_for(waits: Sequence[Wait], rank: int) -> Wait | None:
@@ -97,7 +108,7 @@ def _end(evidence: Evidence, ends: Sequence[Edge]) -> Root:
     if late:
         place = None if late[0] in evidence.stacks else _last_place(evidence, late[0])
         return Root(late, "busy", doing(evidence, late[0]), evidence.stack_of(late[0], place), wait)
-    return Root(gone, "died", f"left no dump: it died, or could not be asked{_last_with(evidence, gone)}", [], wait)
+    return Root(gone, "died", f"left no {evidence.left}: it died, or could not be asked{_last_with(evidence, gone)}", [], wait)
 
 
 def _last_with(evidence: Evidence, gone: Sequence[int]) -> str:
@@ -108,7 +119,7 @@ def _last_with(evidence: Evidence, gone: Sequence[int]) -> str:
             continue
         call = _completed_by_all(evidence, group)
         if call is not None:
-            found.append((call.created_ns, f"{call.kind} {call.seq} of {group.label}" + (f" at {call.site}" if call.site else "")))
+            found.append((call.created_ns, f"{call.label} of {group.label}" + (f" at {call.site}" if call.site else "")))
     return f"; the last call that it completed with others is {max(found)[1]}" if found else ""
 
 
@@ -121,15 +132,17 @@ def _completed_by_all(evidence: Evidence, group: Group) -> Call | None:
 
 def doing(evidence: Evidence, rank: int) -> str:
     """What a rank that is in no collective does, by its stack, else by its last call."""
-    if rank in evidence.stacks:
+    ending = evidence.dumps[rank].ending if rank in evidence.dumps else ""
+    if rank in evidence.stacks and not ending:
         stack = evidence.stack_of(rank)
-        if any("dataloader" in frame.file for frame in stack):
+        if any("dataloader" in frame.file or "DataLoader" in frame.name for frame in stack):
             return f"waits for its data loader{_at(stack)}"
         if (frame := _waiting_frame(stack)) is not None:
             return f"waits in {frame.name}{_at(stack)}"
         return f"is in {stack[0].name}{_at(stack)}" if stack else "does something that no stack shows"
     last = last_call(evidence, rank)
-    return f"made its last call{last}, and none since" if last else "has called nothing that its dump still holds"
+    text = f"made its last call{last}, and none since" if last else f"has called nothing that its {evidence.left} still holds"
+    return f"{text}; {ending}" if ending else text
 
 
 def _waiting_frame(stack: Sequence[Frame]) -> Frame | None:
@@ -149,7 +162,7 @@ def idle_by_stack(evidence: Evidence, but: Sequence[int]) -> list[tuple[str, lis
 
 
 def _at(stack: Sequence[Frame]) -> str:
-    own = next((frame for frame in stack if not is_library(frame.file)), None)
+    own = next((frame for frame in stack if frame.file and not is_library(frame.file)), None)
     return f", at {own.file}:{own.line}" if own is not None else ""
 
 
@@ -160,7 +173,7 @@ def last_call(evidence: Evidence, rank: int) -> str:
         return ""
     group = next(group for group in evidence.groups if place in group.calls.get(rank, ()))
     call = evidence.call(group, rank, place)
-    return f", {call.kind} {call.seq} of {group.label}" + (f" at {call.site}" if call.site else "")
+    return f", {call.label} of {group.label}" + (f" at {call.site}" if call.site else "")
 
 
 def _last_place(evidence: Evidence, rank: int) -> int | None:
@@ -189,7 +202,7 @@ def _circle(edges: Sequence[Edge]) -> list[Edge]:
 
 def _order(evidence: Evidence, circle: Sequence[Edge]) -> Root:
     ranks = sorted({edge.rank for edge in circle})
-    places = [f"rank {edge.rank} in {edge.wait.call.kind} {edge.wait.call.seq} of {edge.wait.group.label}{_site(edge)}" for edge in circle]
+    places = [f"rank {edge.rank} in {edge.wait.call.label} of {edge.wait.group.label}{_site(edge)}" for edge in circle]
     groups = {id(edge.wait.group) for edge in circle}
     what = "entered these groups in another order" if len(groups) > 1 else "wait for each other"
     wait = circle[0].wait

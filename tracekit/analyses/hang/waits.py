@@ -37,6 +37,8 @@ class Wait:
     differ: list[Call] = field(default_factory=list)
     last_completed: int = -1
     other_kind: bool = False
+    left: str = "dump"  # what those who cannot be asked have not left
+    all_in: bool = False  # all members have called it, and none is through
 
     @property
     def blamed(self) -> list[int]:
@@ -62,7 +64,8 @@ def collective_wait(evidence: Evidence, group: Group) -> Wait | None:
         no_dump = [rank for rank in evidence.ranks if rank not in evidence.dumps]  # gloo lists no members: it can only be one of these
     last = min((places[rank].completed for rank in asked if places[rank].called >= 0), default=-1)
     stays = [call for call in waiting if call not in differ]
-    return Wait(group, usual, stays or waiting, missing, no_dump, differ, min(last, number - 1), other_kind)
+    all_in = group.whole and len(waiting) == len(group.ranks)
+    return Wait(group, usual, stays or waiting, missing, no_dump, differ, min(last, number - 1), other_kind, evidence.left, all_in)
 
 
 def _first_open(evidence: Evidence, rank: int, found: Standing) -> int:
@@ -108,7 +111,7 @@ def message_waits(evidence: Evidence, group: Group) -> list[Wait]:
                 continue
             other = posted[source, destination, "recv" if kind == "send" else "send"]
             if call.peer not in evidence.dumps:
-                waits.setdefault((rank, call.peer), Wait(group, call, [call], [], [call.peer]))
+                waits.setdefault((rank, call.peer), Wait(group, call, [call], [], [call.peer], left=evidence.left))
             elif other < own[source, destination, kind]:
                 waits.setdefault((rank, call.peer), Wait(group, call, [call], [call.peer], []))
     return list(waits.values())
