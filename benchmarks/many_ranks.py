@@ -72,8 +72,9 @@ class Job:
         """An all-reduce along ``axis``; the next kernel waits for it if ``waited``."""
         self.seqs[axis] = self.seqs.get(axis, 0) + 1
         number, stream = ("1", "20") if axis == "tp" else ("2", "24")
-        about = f'"Collective name":"allreduce","In msg nelems":{size},"Out msg nelems":{size},"dtype":"BFloat16","Group size":%%%%(size_{axis})s,'
-        about += f'"Process Group Name":"{number}","Process Group Description":"mesh_{axis}","Process Group Ranks":"%%%%({axis})s",'
+        size_of, whose = f"%%(size_{axis})s", f"%%({axis})s"
+        about = f'"Collective name":"allreduce","In msg nelems":{size},"Out msg nelems":{size},"dtype":"BFloat16","Group size":{size_of},'
+        about += f'"Process Group Name":"{number}","Process Group Description":"mesh_{axis}","Process Group Ranks":"{whose}",'
         about += f'"Seq":{self.seqs[axis]},"Is asynchronized op":{json.dumps(str(not waited))}'
         begun = self.host
         self.host = self.host + 2_000

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -225,4 +226,28 @@ MATCHES = table(
 
 def categorical(codes: npt.NDArray[np.integer[Any]], words: Sequence[str]) -> pd.Categorical:
     """A text column: ``codes[i]`` is the place of its word in ``words`` (which are distinct)."""
-    return pd.Categorical.from_codes(np.asarray(codes, np.int64), categories=pd.Index(list(words), dtype="str"))
+    found = tuple(words)
+    dtype = _kept_words(found) if len(found) <= _FEW_WORDS else _words(found)
+    return pd.Categorical.from_codes(np.asarray(codes, np.int64), dtype=dtype)
+
+
+def sorted_categorical(texts: npt.NDArray[np.object_]) -> pd.Categorical:
+    """A text column of these strings, its words in order."""
+    codes, words = pd.factorize(texts)
+    order = sorted(range(len(words)), key=words.__getitem__)
+    place = np.empty(len(words), np.int64)
+    place[order] = np.arange(len(words))
+    return categorical(place[codes], [str(words[i]) for i in order])
+
+
+#: The ranks of a job have the same words in most columns: what pandas makes of so few is kept, as making it costs more than the column.
+_FEW_WORDS = 64
+
+
+def _words(words: tuple[str, ...]) -> pd.CategoricalDtype:
+    return pd.CategoricalDtype(pd.Index(words, dtype="str"))
+
+
+@lru_cache(maxsize=256)
+def _kept_words(words: tuple[str, ...]) -> pd.CategoricalDtype:
+    return _words(words)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from tracekit import schema
@@ -181,47 +183,64 @@ def _steps_apart(by_rank: Mapping[int, set[int]]) -> list[Note]:
 
 def _operations(used: Sequence[Window], groups: ProcessGroups) -> pd.DataFrame:
     """All local operations, one under the other, with global groups and bytes; times still on each rank's own clock."""
-    frames = [_one_window(index, window, groups) for index, window in enumerate(used)]
-    frames = [f for f in frames if len(f)]
-    if not frames:
+    some = [index for index, window in enumerate(used) if len(window.operations)]
+    if not some:
         columns = {name: schema.LOCAL_OPERATIONS.empty()[name] for name in ("source_rank", "destination_rank", "operator", "named_axis")}
         return schema.OPERATIONS.empty().assign(**columns)
-    text = [c.name for c in (*schema.LOCAL_OPERATIONS.columns, *schema.OPERATIONS.columns) if c.dtype == "str"]
-    united = pd.concat([f.drop(columns=[c for c in text if c in f]) for f in frames], ignore_index=True)
-    for column in dict.fromkeys(c for c in text if c in frames[0]):
-        united[column] = pd.api.types.union_categoricals([_categorical(f[column]) for f in frames])
+    locals_ = [used[index].operations for index in some]
+    numbers = [_one_window(index, used[index], groups) for index in some]
+    united = pd.DataFrame(
+        {
+            **{name: np.concatenate([frame[name].to_numpy() for frame in locals_]) for name in _KEPT_NUMBERS},
+            **{name: np.concatenate([columns[name] for columns in numbers]) for name in numbers[0]},
+            **{name: _united_text([frame[name] for frame in locals_]) for name in _KEPT_TEXTS},
+        }
+    )
     sizes = np.array([g.size for g in groups.groups] or [0], np.int64)
     size = np.where(united["group"] >= 0, sizes[np.maximum(united["group"], 0)], 0)
     return _with_bytes(united, size)
 
 
-def _categorical(column: pd.Series) -> pd.Categorical:
-    return pd.Categorical(column.astype("category").cat.rename_categories(str))
+#: Columns of LOCAL_OPERATIONS that the job's operations keep as they are.
+_KEPT_NUMBERS = ("start_ns", "end_ns", "launch_ns", "seq", "in_elements", "out_elements", "stream")
+_KEPT_TEXTS = ("kind", "dtype", "in_split", "phase", "context", "operator", "kernel", "implementation", "named_axis")
 
 
-def _one_window(index: int, window: Window, groups: ProcessGroups) -> pd.DataFrame:
+def _united_text(columns: Sequence[pd.Series[Any]]) -> pd.Categorical:
+    """One text column of several, one under the other."""
+    place: dict[str, int] = {}
+    codes = []
+    for column in columns:
+        own = column.array if isinstance(column.dtype, pd.CategoricalDtype) else pd.Categorical(column)
+        here = np.array([place.setdefault(str(word), len(place)) for word in own.categories.tolist()] or [-1], np.int64)
+        codes.append(np.where(own.codes >= 0, here[own.codes], -1))
+    return schema.categorical(np.concatenate(codes), list(place))
+
+
+def _one_window(index: int, window: Window, groups: ProcessGroups) -> dict[str, npt.NDArray[Any]]:
+    """What the job adds to the operations of one window."""
     local = window.operations
     rank = window.rank if window.rank is not None else -1
-    group_index = np.array([*groups.index[index], -1], np.int32)
     numbers = np.append(window.steps.number, NULL)
+    group = np.array([*groups.index[index], -1], np.int32)[local["group"].to_numpy()]
+    used, of_group = np.unique(group, return_inverse=True)
+    members = [groups.groups[number].ranks or () if number >= 0 else () for number in used.tolist()]
+    positions = np.array([ranks.index(rank) if rank in ranks else -1 for ranks in members], np.int64)
     kind = np.asarray(local["kind"], dtype=object)
-    numbers_kept = ("launch_ns", "seq", "in_elements", "out_elements", "stream")
-    columns = (*numbers_kept, "kind", "dtype", "in_split", "phase", "context", "operator", "kernel", "implementation", "named_axis")
-    frame = local[["start_ns", "end_ns", *columns]].copy()
-    frame["rank"] = np.int32(rank)
-    frame["window"] = np.int32(index)
-    frame["local"] = np.arange(len(local), dtype=np.int32)
-    frame["step_number"] = numbers[local["step"].to_numpy()]
-    frame["launch_step_number"] = numbers[local["launch_step"].to_numpy()]
-    frame["group"] = group_index[local["group"].to_numpy()]
-    members = [g.ranks or () for g in groups.groups] + [()]
-    positions = np.array([m.index(rank) if rank in m else -1 for m in members], np.int64)
-    frame["position"] = positions[frame["group"].to_numpy()]
     source, destination = local["source_rank"].to_numpy().copy(), local["destination_rank"].to_numpy().copy()
     source[(kind == "send") & (source == NULL)] = rank
     destination[(kind == "recv") & (destination == NULL)] = rank
-    frame["source_rank"], frame["destination_rank"] = source, destination
-    return frame
+    return {
+        "rank": np.full(len(local), rank, np.int32),
+        "window": np.full(len(local), index, np.int32),
+        "local": np.arange(len(local), dtype=np.int32),
+        "step_number": numbers[local["step"].to_numpy()],
+        "launch_step_number": numbers[local["launch_step"].to_numpy()],
+        "group": group,
+        "position": positions[of_group.reshape(-1)],
+        "source_rank": source,
+        "destination_rank": destination,
+    }
 
 
 def _with_bytes(frame: pd.DataFrame, size: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pd.DataFrame:

@@ -100,12 +100,25 @@ def texts(tables: RankTables, codes: Int32Array) -> pd.Categorical:
 
 def lookup(tables: RankTables, codes: Int32Array, translate: Callable[[str], str]) -> pd.Categorical:
     """``translate`` of every code's string, called once a distinct string."""
+    place, categories = _looked_up(tables, codes, translate)
+    return schema.categorical(place, categories)
+
+
+def _looked_up(tables: RankTables, codes: Int32Array, translate: Callable[[str], str]) -> tuple[Int64Array, list[str]]:
+    """(place of each code's word, the words)."""
     used, inverse = np.unique(codes, return_inverse=True)
     words = [translate(tables.text(int(code))) for code in used]
     categories = list(dict.fromkeys(words))
     position = {word: i for i, word in enumerate(categories)}
     index = np.array([position[word] for word in words], np.int64)
-    return schema.categorical(index[inverse] if len(used) else np.empty(0, np.int64), categories)
+    return (index[inverse] if len(used) else np.empty(0, np.int64)), categories
+
+
+def _each_word(tables: RankTables, codes: Int32Array, translate: Callable[[str], str]) -> npt.NDArray[np.object_]:
+    """``translate`` of every code's string."""
+    place, words = _looked_up(tables, codes, translate)
+    found: npt.NDArray[np.object_] = np.array([*words, ""], dtype=object)[place]
+    return found
 
 
 def _names(tables: RankTables, rows: Int64Array) -> Int32Array:
@@ -162,31 +175,30 @@ def _kinds(tables: RankTables, rows: Int64Array, links: Links, named: Named) -> 
     side = tables.side["communication"]
     column = side.columns["Collective name"]
 
-    def of_side(at: Int64Array) -> pd.Categorical:
+    def of_side(at: Int64Array) -> npt.NDArray[np.object_]:
         codes = np.where(at >= 0, column[np.maximum(at, 0)], 0) if len(side) else np.zeros(len(at), np.int32)
-        return lookup(tables, codes.astype(np.int32), lambda text: kinds.kind_of_collective_name(text) or "")
+        return _each_word(tables, codes.astype(np.int32), lambda text: kinds.kind_of_collective_name(text) or "")
 
     names = tables.name[rows]
-    by_kernel = lookup(tables, names, lambda text: _kind_of_kernel(text, named))
+    by_kernel = _each_word(tables, names, lambda text: _kind_of_kernel(text, named))
     sources = [
         (np.where(links.barrier >= 0, "barrier", "").astype(object), 0),
         (of_side(links.own), 0),
         (of_side(_side_rows(tables, links.record)), 0),
-        (lookup(tables, _names(tables, links.operator), _kind_of_operator), 1),
-        (lookup(tables, _names(tables, links.annotation), lambda t: kinds.kind_of_annotation(t) or ""), 2),
+        (_each_word(tables, _names(tables, links.operator), _kind_of_operator), 1),
+        (_each_word(tables, _names(tables, links.annotation), lambda t: kinds.kind_of_annotation(t) or ""), 2),
         (by_kernel, 3),
     ]
     kind = np.full(len(rows), "unknown", dtype=object)
     evidence = np.full(len(rows), 3, np.int8)
     decided = np.zeros(len(rows), np.bool_)
-    for words, level in sources:
-        values = np.asarray(words, dtype=object)
+    for values, level in sources:
         new = ~decided & (values != "") & (values != "unknown")
         kind[new] = values[new]
         evidence[new] = level
         decided |= new
     implementation = lookup(tables, names, lambda text: _implementation(text, named))
-    return pd.Categorical(kind), implementation, schema.categorical(evidence, EVIDENCE)
+    return schema.sorted_categorical(kind), implementation, schema.categorical(evidence, EVIDENCE)
 
 
 def _kind_of_operator(text: str) -> str:
@@ -277,7 +289,10 @@ def _split(text: str) -> str:
 
 
 def _filled(first: pd.Categorical, second: pd.Categorical) -> pd.Categorical:
-    values = np.asarray(first, dtype=object)
+    own, other = (column.categories.tolist() for column in (first, second))
+    if "" not in own:
+        return first
+    values = np.array(own, dtype=object)[first.codes]
     missing = values == ""
-    values[missing] = np.asarray(second, dtype=object)[missing]
-    return pd.Categorical(values)
+    values[missing] = np.array([*other, ""], dtype=object)[second.codes][missing]
+    return schema.sorted_categorical(values)

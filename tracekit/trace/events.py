@@ -212,8 +212,9 @@ class RankTables:
 
     def rows(self, *categories: Category) -> Int64Array:
         """Rows of these categories that are complete events (``ph`` X), in file order."""
-        wanted = np.isin(self.category, [int(c) for c in categories])
-        return np.flatnonzero(wanted & (self.phase == ord("X"))).astype(np.int64)
+        wanted = np.zeros(256, np.bool_)  # a category is a byte
+        wanted[[int(c) for c in categories]] = True
+        return np.flatnonzero(wanted[self.category] & (self.phase == ord("X"))).astype(np.int64)
 
     def text(self, code: int) -> str:
         """The string of a code; '' for a missing one."""
