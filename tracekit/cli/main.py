@@ -15,6 +15,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from tracekit import __version__
+from tracekit.cli.help import Context
 from tracekit.errors import TracekitError, choose
 from tracekit.report.text import visible
 
@@ -44,6 +45,8 @@ LONGEST_LINE = 2000
 class Tracekit(click.Group):
     """Finds commands in COMMANDS, so that ``--help`` imports none of them, and maps errors to exit codes."""
 
+    context_class = Context
+
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """Names in the order of COMMANDS."""
         return list(COMMANDS)
@@ -53,6 +56,7 @@ class Tracekit(click.Group):
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = importlib.import_module(f"tracekit.cli.{cmd_name.replace('-', '_')}").command
+        command.context_class = Context
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:

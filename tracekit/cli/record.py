@@ -52,7 +52,7 @@ def command(context: click.Context, workload: str | None, arguments: tuple[str, 
         return
     if workload in (None, "--help", "-h"):
         click.echo(context.get_help() if workload else context.get_usage())
-        click.echo(_listing())
+        click.echo(_listing(context))
         context.exit(0 if workload else 2)
     name = str(workload).replace("-", "_")
     if name not in _workloads():
@@ -71,9 +71,11 @@ def _workloads() -> dict[str, str]:
     return found
 
 
-def _listing() -> str:
-    lines = [f"  {name:<28} {text}" for name, text in _workloads().items()]
-    return "\n".join(["", "Workloads:", *lines])
+def _listing(context: click.Context) -> str:
+    formatter = context.make_formatter()
+    with formatter.section("\nWorkloads"):
+        formatter.write_dl([(name, text.replace("``", "")) for name, text in _workloads().items()])
+    return formatter.getvalue().rstrip("\n")
 
 
 def _need_torch() -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tracekit.cli.common import OutputFile, ParamType, Stopwatch
+from tracekit.cli.help import Context
 from tracekit.simulate.registry import EXPERIMENTS, ExperimentModule, load
 
 if TYPE_CHECKING:
@@ -41,7 +42,11 @@ class Simulate(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """The experiment's command, built now; None for a name that is none."""
-        return experiment_command(cmd_name) if cmd_name in EXPERIMENTS else None
+        if cmd_name not in EXPERIMENTS:
+            return None
+        command = experiment_command(cmd_name)
+        command.context_class = Context
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """The experiments with one line each, without loading them."""
