@@ -136,6 +136,23 @@ def test_a_finding_leads_to_where_it_is_seen_on_the_timeline(report: Path) -> No
     assert found["picked"][:40] in found["sentence"]
 
 
+def test_a_page_of_one_rank_gathers_its_rows_and_its_groups(report: Path) -> None:
+    script = """
+      location.hash = "#rank-1"; await wait(2500);
+      const section = document.querySelector("#rank"), steps = [...section.querySelectorAll("h3")].map((each) => each.textContent);
+      const ours = tracekit.data(document.querySelector("#waiting .table")).columns, at = ours[0].values.indexOf(1);
+      const title = [...section.querySelectorAll("h3")].find((each) => each.querySelector("a").hash.startsWith("#waiting"));
+      const rows = title.nextElementSibling.querySelectorAll("tbody tr"), top = Math.round(section.getBoundingClientRect().top);
+      const waited = rows[0].cells[0].textContent;
+      return { titles: steps, input: section.querySelector("input").value, top, rows: rows.length, waited, wanted: ours[1].values[at] };"""
+    found = seen(report, script)
+    assert found["input"] == "1" and 0 <= found["top"] <= 60
+    assert {"Step breakdown: every rank and step", "Process groups and mesh: groups"} <= set(found["titles"])
+    assert found["rows"] == 1
+    waited = None if found["waited"] == "–" else float(found["waited"].replace(",", ""))
+    assert waited == (found["wanted"] if found["wanted"] is None else pytest.approx(found["wanted"], rel=1e-3, abs=0.5))
+
+
 @pytest.mark.parametrize("width", [400, 1280, 2560])
 def test_nothing_is_wider_than_the_window(report: Path, width: int) -> None:
     found = seen(report, "await wait(1500); return [document.documentElement.scrollWidth, innerWidth];", width=width)

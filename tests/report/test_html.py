@@ -180,9 +180,9 @@ def test_reports_of_one_folder_can_share_plotly() -> None:
 
 def test_summary_comes_first_then_findings_then_sections_then_coverage() -> None:
     ids = [attributes["id"] for tag, attributes in PLAIN.elements if tag in ("header", "section") and "id" in attributes]
-    assert ids == ["summary", "findings", "chapter-1", "coverage"]
+    assert ids == ["summary", "findings", "rank", "chapter-1", "coverage"]
     links = [attributes["href"] for tag, attributes in PLAIN.elements if tag == "a"]
-    assert links[:5] == ["#main", "#summary", "#findings", "#chapter-1", "#coverage"]
+    assert links[:6] == ["#main", "#summary", "#findings", "#rank", "#chapter-1", "#coverage"]
 
 
 def test_rows_that_are_not_shown_are_in_the_data() -> None:
@@ -194,9 +194,9 @@ def test_rows_that_are_not_shown_are_in_the_data() -> None:
 
 
 def test_a_table_that_is_cut_says_what_was_left_out() -> None:
-    section = Section("s", "", [Table("t", pd.DataFrame({"x": range(3000)}), {"x": "X"})])
+    section = Section("s", "", [Table("t", pd.DataFrame({"x": range(6000)}), {"x": "X"})])
     results = {"one": Given(sections=[section])}
-    assert "The first 2,000 of 3,000 rows are in this page." in html.render(results, document(job(), results), "plotly.min.js")
+    assert "The first 5,000 of 6,000 rows are in this page." in html.render(results, document(job(), results), "plotly.min.js")
 
 
 def test_coverage_says_what_was_read_and_what_was_not() -> None:

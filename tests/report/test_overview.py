@@ -103,7 +103,7 @@ def test_a_snapshot_alone_leads_with_its_peak() -> None:
     found = document(job(), {"memory": Given(json={"memory": [row]})})
     assert answer(found).sentence == "Memory peaks at 60 GB on rank 3 (cuda:3), 75% of it activations."
     fact = {fact.label: fact for fact in facts(found)}["Memory peak"]
-    assert (fact.value, fact.detail) == ("60 GB", "rank 3 (cuda:3); 10 GB of 80 GB were never reserved")
+    assert (fact.value, fact.detail) == ("60 GB", "rank 3 (cuda:3); 75% of it activations; 10 GB of 80 GB were never reserved")
 
 
 def test_a_job_that_stands_still_says_so_first() -> None:

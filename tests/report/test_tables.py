@@ -59,10 +59,10 @@ def test_texts() -> None:
 
 
 def test_long_tables_are_cut_and_say_so() -> None:
-    found = data(range(5000))
-    assert (found.rows, found.total) == (2000, 5000)
+    found = data(range(8000))
+    assert (found.rows, found.total) == (5000, 8000)
     assert len(found.first()) == 25
-    assert len(found.payload()["columns"][0]["values"]) == 2000
+    assert len(found.payload()["columns"][0]["values"]) == 5000
 
 
 def test_an_empty_table() -> None:

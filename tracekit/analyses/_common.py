@@ -139,6 +139,17 @@ def typical(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[frame["step"].isin(length.index[length <= FAR_OFF * length.median()])]
 
 
+#: Of more ranks a table begins with those that matter; of fewer it is read by rank.
+MANY_RANKS = 16
+
+
+def worst_first(frame: pd.DataFrame, by: str) -> pd.DataFrame:
+    """A table with a row a rank (and step) for a reader: of many ranks those with most of ``by`` first, what is not known last."""
+    if frame["rank"].nunique() <= MANY_RANKS:
+        return frame
+    return frame.sort_values(by, ascending=False, kind="stable", key=lambda column: column.where(column != NULL, -1))
+
+
 def rank_labels(ranks: Sequence[int] | pd.Index[Any]) -> list[str]:
     """``rank 3`` for each."""
     return [f"rank {rank}" for rank in ranks]

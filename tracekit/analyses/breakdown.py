@@ -28,7 +28,7 @@ import pandas as pd
 
 from tracekit.analyses import _suspects
 from tracekit.analyses import _thresholds as thresholds
-from tracekit.analyses._common import CUT, STEP_COLUMNS, a_step, by_step, mean_by_rank, measured, once, rank_labels, whole
+from tracekit.analyses._common import CUT, STEP_COLUMNS, a_step, by_step, mean_by_rank, measured, once, rank_labels, whole, worst_first
 from tracekit.analyses._step_parts import reduce as reduce
 from tracekit.findings import Finding, Section, StackedBars, Table
 from tracekit.job.model import Job
@@ -131,7 +131,14 @@ class Breakdown:
             "Each bar is one rank's mean step: what its device computed, the communication and copies that nothing else ran beside, "
             "and the time in which it had nothing to do."
         )
-        return [Section("Step breakdown", lead, (bars, Table.of("Every rank and step", BREAKDOWN, self.per_step)), name="steps")]
+        return [
+            Section(
+                "Step breakdown",
+                lead,
+                (bars, Table.of("Every rank and step", BREAKDOWN, worst_first(self.per_step, "compute_ns"))),
+                name="steps",
+            )
+        ]
 
     def json(self) -> dict[str, Any]:
         """``breakdown``: one entry a rank and step; ``mean_step``: their mean, of the job and of each rank."""

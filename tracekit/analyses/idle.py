@@ -31,7 +31,18 @@ import numpy as np
 import pandas as pd
 
 from tracekit.analyses import _thresholds as thresholds
-from tracekit.analyses._common import CUT, STEP_COLUMNS, a_step, mean_by_rank, measured, rank_labels, step_frame, text_of, typical
+from tracekit.analyses._common import (
+    CUT,
+    STEP_COLUMNS,
+    a_step,
+    mean_by_rank,
+    measured,
+    rank_labels,
+    step_frame,
+    text_of,
+    typical,
+    worst_first,
+)
 from tracekit.collectives.kinds import kind_of_annotation, kind_of_operator
 from tracekit.findings import Chart, Finding, Section, StackedBars, Table
 from tracekit.graph.host import doing_words
@@ -316,7 +327,14 @@ class Idle:
         charts: list[Chart] = [bars]
         if len(self.causes):
             charts.append(Table.of("What the host was in while the device waited for it", IDLE_CAUSES, self.causes))
-        return [Section("Idle time", lead, (*charts, Table.of("Every rank and step", IDLE, self.per_step, _SHOWN)), name="idle")]
+        return [
+            Section(
+                "Idle time",
+                lead,
+                (*charts, Table.of("Every rank and step", IDLE, worst_first(self.per_step, "idle_ns"), _SHOWN)),
+                name="idle",
+            )
+        ]
 
     def json(self) -> dict[str, Any]:
         """``idle``: one entry a rank and step; ``idle_causes``."""

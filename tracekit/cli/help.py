@@ -34,8 +34,7 @@ def fitted(line: str, width: int) -> str:
         return line
     indent = " " * (len(line) - len(line.lstrip()))
     if not _COMMAND.match(line):
-        indents = {"initial_indent": indent, "subsequent_indent": indent}
-        wrapper = textwrap.TextWrapper(width, **indents, break_long_words=False, break_on_hyphens=False)
+        wrapper = textwrap.TextWrapper(width, indent, indent, break_long_words=False, break_on_hyphens=False)
         return wrapper.fill(line.strip())
     remark = _REMARK.match(line)
     if remark is not None:

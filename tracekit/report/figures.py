@@ -82,7 +82,7 @@ def bars_figure(info: BarsInfo) -> dict[str, Any]:
     height, ticks = _rows(info.labels, 30, 112)
     layout = {
         "barmode": "stack",
-        "bargap": 0.28,
+        "bargap": 0.28 if len(info.labels) * 8 < height else 0,
         "height": height,
         "xaxis": {"title": {"text": plotly_text(info.unit)}, "rangemode": "tozero"},
         "yaxis": {**ticks, "autorange": "reversed"},

@@ -17,7 +17,7 @@ from tracekit.report.pages import drawn_page, embedded, figure_block, table_bloc
 from tracekit.report.text import visible
 from tracekit.report.timeline import by_name, timeline_data
 
-_SCRIPTS = ("unpack.js", "page.js", "tables.js", "charts.js", "timeline.js")
+_SCRIPTS = ("unpack.js", "page.js", "tables.js", "charts.js", "timeline.js", "rank.js")
 
 
 def render(results: Mapping[str, Result], document: Mapping[str, Any], plotly_js: str = "inline") -> str:
@@ -38,7 +38,13 @@ def parts(results: Mapping[str, Result], document: Mapping[str, Any], plotly_js:
     for (analysis, _), chapter in zip(sections, chapters, strict=True):
         places.setdefault(analysis, chapter["id"])
     seen = {number for chapter in chapters for block in chapter["blocks"] for number in block.get("findings", ())}
-    content = {**_head(document, places), "seen": seen, "sections": chapters, "coverage": _coverage(document)}
+    content = {
+        **_head(document, places),
+        "seen": seen,
+        "chapter_ids": {"coverage", *(chapter["id"] for chapter in chapters)},
+        "sections": chapters,
+        "coverage": _coverage(document),
+    }
     return drawn_page("report.html", content, _SCRIPTS, plotly_js)
 
 
@@ -47,6 +53,7 @@ def _head(document: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, A
     return {
         "name": visible(folder.rstrip("/").rpartition("/")[2])[:120],
         "version": document["tracekit_version"],
+        "ranks": document["job"]["ranks"],
         "answer": overview.answer(document),
         "facts": overview.facts(document),
         "folder": visible(folder),

@@ -98,9 +98,14 @@ def _peak_alone(document: Mapping[str, Any]) -> str:
     row = highest_peak(document)
     if row is None:
         return ""
+    owner = _owner(row).removesuffix("; ")
+    return f"Memory peaks at {_peak(row)} on {_device(row)}" + (f", {owner}." if owner else ".")
+
+
+def _owner(row: Mapping[str, Any]) -> str:
+    """``42% of it activations; ``: who owns most of a peak; '' where that is not known."""
     name, most = max((row["categories"] or {"": 0}).items(), key=lambda item: item[1])
-    share = f", {percent(most / row['peak_bytes'])} of it {name.replace('_', ' ')}" if most else ""
-    return f"Memory peaks at {_peak(row)} on {_device(row)}{share}."
+    return f"{percent(most / row['peak_bytes'])} of it {name.replace('_', ' ')}; " if most else ""
 
 
 def _peak(row: Mapping[str, Any]) -> str:
@@ -146,12 +151,13 @@ def _why_unknown(document: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Fact:
-    """A label with its value; ``detail`` explains, ``warns`` asks for attention."""
+    """A label with its value; ``detail`` explains, ``warns`` asks for attention; ``place`` is the chapter that has more."""
 
     label: str
     value: str
     detail: str = ""
     warns: bool = False
+    place: str = ""
 
 
 def facts(document: Mapping[str, Any]) -> list[Fact]:
@@ -190,7 +196,7 @@ def _mesh(mesh: Mapping[str, Any]) -> Fact:
         "rank_lists": "from the groups' rank lists",
         "user": "as given by --mesh",
     }.get(mesh["source"], "nothing in the traces names its axes; --mesh does")
-    return Fact("Mesh", mesh_text(mesh) or "not known", source)
+    return Fact("Mesh", mesh_text(mesh) or "not known", source, place="groups")
 
 
 def mesh_text(mesh: Mapping[str, Any]) -> str:
@@ -215,12 +221,12 @@ def _memory(document: Mapping[str, Any]) -> list[Fact]:
         return []
     device = hardware_of(document["job"]["device"] or "")
     reserved = max((r["reserved_peak_bytes"] or r["peak_bytes"] for r in document["memory"] if r["peak_bytes"]), default=0)
-    detail = f"{_device(row)}; "
+    detail = f"{_device(row)}; {_owner(row)}"
     if device is None:
-        return [Fact("Memory peak", _peak(row), detail + "how much the device has is not known")]
+        return [Fact("Memory peak", _peak(row), detail + "how much the device has is not known", place="memory")]
     left = device.memory_bytes - reserved
     detail += f"{format_bytes(max(left, 0))} of {format_bytes(device.memory_bytes)} were never reserved"
-    return [Fact("Memory peak", _peak(row), detail, warns=left < 0.05 * device.memory_bytes)]
+    return [Fact("Memory peak", _peak(row), detail, left < 0.05 * device.memory_bytes, "memory")]
 
 
 def _data(document: Mapping[str, Any]) -> Fact:
@@ -229,7 +235,7 @@ def _data(document: Mapping[str, Any]) -> Fact:
     partly = [entry for entry in entries if entry["status"] != "complete"]
     files = f"{len(entries)} file" + ("" if len(entries) == 1 else "s")
     if partly:
-        return Fact("Data", f"{len(partly)} of {files} not whole", "see Coverage for what that means", warns=True)
+        return Fact("Data", f"{len(partly)} of {files} not whole", "see Coverage for what that means", warns=True, place="coverage")
     return Fact("Data", f"{files}, read whole", "" if not document["job"]["missing_ranks"] else "ranks are missing")
 
 

@@ -51,6 +51,8 @@ _EXACT = {
     "temporaries": "p3",
     "before recording": "idle",
     "unattributed": "p7",
+    "waiting": "p7",
+    "finding": "p1",
     "reserved": "c3",
 }
 #: First hit decides; words of a name in lower case.

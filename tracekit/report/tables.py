@@ -18,7 +18,7 @@ from tracekit.report.text import encodable
 from tracekit.units import NULL, NULL32
 
 #: Rows of a table that are in the page.
-MAX_ROWS = 2000
+MAX_ROWS = 5000
 _EXACT_IN_A_BROWSER = 2**53
 #: Characters of a name that is kept on one line.
 _SHORT = 28

@@ -104,5 +104,5 @@ const tracekit = (() => {
   }, { rootMargin: "-12% 0px -70% 0px" });
   for (const id of links.keys()) { const target = document.getElementById(id); if (target) spy.observe(target); }
 
-  return { setText, visible, color, data, plotly, quantity, whenSeen, onScheme };
+  return { setText, visible, color, data, plotly, land, quantity, whenSeen, onScheme };
 })();

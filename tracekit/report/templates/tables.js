@@ -85,6 +85,62 @@ for (const block of document.querySelectorAll(".block.table")) {
     draw();
   });
 
+  // "0-7, 12, 16-28:4" as a question: is a rank among them?
+  const among = (text, rank) => String(text).split(/[^\d:-]+/).some((part) => {
+    const range = /^(\d+)(?:-(\d+)(?::(\d+))?)?$/.exec(part);
+    if (!range) return false;
+    const low = Number(range[1]), high = Number(range[2] ?? low), stride = Number(range[3] ?? 1) || 1;
+    return rank >= low && rank <= high && (rank - low) % stride === 0;
+  });
+
+  // The rows of one rank, or of the groups it is in, for the panel of that rank.
+  document.addEventListener("tracekit:panel", (event) => {
+    if (block.closest("#coverage")) return;
+    load();
+    const { rank, into } = event.detail, own = table.columns.find((each) => each.title === "Rank");
+    const groups = own ? null : table.columns.find((each) => each.title === "Ranks" && each.kind === "text");
+    if (!own && !groups) return;
+    const has = (row) => (own ? own.values[row] === rank : groups.values[row] !== null && among(groups.values[row], rank));
+    const rows = [...Array(table.size).keys()].filter(has);
+    if (!rows.length) return;
+    const title = document.createElement("h3"), link = document.createElement("a"), frame = document.createElement("div");
+    link.href = "#" + block.id;
+    const chapter = block.closest("section").querySelector("h2").textContent, name = block.querySelector("figcaption h3").textContent;
+    tracekit.setText(link, chapter === name ? name : chapter + ": " + name.toLowerCase());
+    title.append(link);
+    const grid = document.createElement("table"), head = document.createElement("tr"), lines = document.createElement("tbody");
+    const columns = table.columns.filter((each) => each !== own);
+    for (const column of columns) {
+      const heading = document.createElement("th"), words = document.createElement("span");
+      heading.scope = "col";
+      words.className = "head";
+      if (column.kind !== "text") heading.className = "num";
+      tracekit.setText(words, column.title);
+      heading.append(words);
+      head.append(heading);
+    }
+    for (const row of rows.slice(0, 12)) {
+      const line = document.createElement("tr");
+      line.append(...columns.map((column) => cell(column, column.values[row])));
+      lines.append(line);
+    }
+    const top = document.createElement("thead");
+    top.append(head);
+    grid.append(top, lines);
+    frame.className = "scroll";
+    frame.tabIndex = 0;
+    frame.setAttribute("role", "region");
+    frame.setAttribute("aria-label", title.textContent + ", rank " + rank);
+    frame.append(grid);
+    into.append(title, frame);
+    if (rows.length > 12) {
+      const rest = document.createElement("p");
+      rest.className = "more";
+      rest.textContent = `12 of ${rows.length} rows`;
+      into.append(rest);
+    }
+  });
+
   for (const button of block.querySelectorAll("[data-sort]")) {
     button.addEventListener("click", () => {
       load();
