@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.analyses.made import Trace, job_of, mesh_groups, work
+from tests.analyses.made import Trace, group, job_of, mesh_groups, work
 from tracekit.analyses import overlap
 from tracekit.findings import Heatmap, StackedBars
 
@@ -36,7 +36,7 @@ def test_findings_give_share_of_the_step_time_and_advice_for_the_axis() -> None:
     assert "inside a node" in total.advice
     assert tp.text == "Communication along tp is exposed for 15% of a step (150 us); 62% of it is hidden."
     assert dp.text == "Communication along dp is exposed for 10% of a step (100 us); 50% of it is hidden."
-    assert "Prefetch" in dp.advice
+    assert "bucket_cap_mb" in dp.advice  # nothing is gathered
 
 
 def test_sections_show_hidden_and_exposed_by_rank_and_axis() -> None:
@@ -114,3 +114,25 @@ def test_exposed_pieces_belong_to_their_operation_and_cover_what_is_exposed(piec
         own = exposure.pieces.operation == number
         found = {t for s, e in zip(exposure.pieces.start[own], exposure.pieces.end[own], strict=True) for t in range(s, e)}
         assert found == set(range(start, end)) - compute
+
+
+def gathers(starts: list[int], compute: list[int], launch_before: int = 5) -> list[str]:
+    """Findings on FSDP whose gathers of 50 us begin there, beside gemms of 100 us."""
+    trace = Trace(0, 2, groups=[group("1", "mesh_dp_shard", [0, 1])])
+    trace.step(1, 0, 1000)
+    for i, at in enumerate(compute):
+        trace.kernel("gemm", at, 100, launch=at - 3)
+        where = {"group": "1", "description": "mesh_dp_shard", "ranks": "[0, 1]"}
+        trace.collective("_allgather_base", starts[i], 50, launch=starts[i] - launch_before, seq=i, stream=20, **where)
+    return [f"{finding.id}: {finding.text}" for finding in overlap.analyze(job_of(trace)).findings()]
+
+
+def test_gathers_that_wait_for_the_compute_before_them_are_not_prefetched() -> None:
+    first, *_ = gathers([20, 180, 340, 500], [75, 235, 395, 555])
+    assert first == (
+        "overlap.no_prefetch: Parameters are gathered without prefetch: 3 of 3 gathers start only after the compute before them ended "
+        "(they are called no earlier). 150 us a step (15%) is exposed that compute could hide."
+    )
+    queued, *_ = gathers([20, 180, 340, 500], [75, 235, 395, 555], launch_before=60)
+    assert "though they were called earlier" in queued
+    assert not [text for text in gathers([20, 80, 240, 400], [75, 235, 395, 555]) if "no_prefetch" in text]  # beside the compute before

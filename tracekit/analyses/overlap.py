@@ -39,6 +39,7 @@ from tracekit.analyses._common import (
     typical,
     whole,
 )
+from tracekit.analyses._prefetch import Unprefetched, compute_before, unprefetched
 from tracekit.findings import Chart, Finding, Heatmap, Section, StackedBars, Subject, Table
 from tracekit.job.activity import Activity, Work
 from tracekit.job.model import Job
@@ -78,12 +79,16 @@ RANK_AXES = table(
 
 @dataclass(frozen=True)
 class Exposure:
-    """``comm_ns``, ``hidden_ns``, ``exposed_ns``: one entry a step. ``pieces`` are cut from all operations of the window."""
+    """``comm_ns``, ``hidden_ns``, ``exposed_ns``: one entry a step. ``pieces`` are cut from all operations of the window.
+
+    ``before``: of each operation, what ``_prefetch.compute_before`` gives.
+    """
 
     comm_ns: Int64Array
     hidden_ns: Int64Array
     exposed_ns: Int64Array
     pieces: _exposed.Exposed
+    before: Int64Array
 
 
 def reduce(activity: Activity) -> Exposure | None:
@@ -95,31 +100,51 @@ def reduce(activity: Activity) -> Exposure | None:
     pieces = _exposed.exposed_intervals(activity, compute)
     comm = intervals.covered(times.start, times.end, intervals.union(*device.of(Work.COMMUNICATION)))
     exposed = intervals.covered(times.start, times.end, pieces.union())
-    return Exposure(comm, comm - exposed, exposed, pieces)
+    return Exposure(comm, comm - exposed, exposed, pieces, compute_before(activity))
 
 
 _ADVICE = (
     (("dp", "fsdp", "shard", "replicate", "data", "world", "zero"),
-     "Prefetch the next unit's parameters, use larger buckets, reduce gradients during backward, or accumulate over more micro-batches."),
+     "Reduce gradients beside backward: the last bucket has no compute left to hide it, so let it be small (bucket_cap_mb), or accumulate "
+     "over more micro-batches."),
     (("tp", "tensor", "sp"), "Keep this axis inside a node, try asynchronous tensor parallelism, or a smaller degree with larger shards."),
     (("pp", "pipeline"), "More micro-batches or an interleaved schedule; balance the stages."),
     (("cp", "context", "ring"), "Overlap the exchange of keys and values with attention, or shard the context over fewer ranks."),
     (("ep", "expert"), "Overlap dispatch and combine with shared experts, balance the router, or keep a token's experts inside a node."),
 )  # fmt: skip
+_PREFETCH = (
+    "Gather the next unit beside the compute of this one: FSDP2 set_modules_to_forward_prefetch and set_modules_to_backward_prefetch "
+    "(without them it needs a host that runs ahead of the device), FSDP1 forward_prefetch=True and backward_prefetch=BACKWARD_PRE, "
+    "DeepSpeed stage3_prefetch_bucket_size."
+)
 _GENERAL_ADVICE = "Start communication earlier and on a stream of its own, or give it less to move: larger buckets, a smaller element type."
 
 
-def _advice(axis: str) -> str:
+#: Along the same axes where parameters are gathered.
+_GATHERING = (
+    "Prefetch the next unit's parameters, use larger buckets, reduce gradients during backward, or accumulate over more micro-batches."
+)
+
+
+def _advice(axis: str, gathers: bool) -> str:
     parts = set(axis.lower().split("_"))
-    return next((text for words, text in _ADVICE if parts & set(words)), _GENERAL_ADVICE)
+    place = next((i for i, (words, _) in enumerate(_ADVICE) if parts & set(words)), None)
+    if place is None:
+        return _GENERAL_ADVICE
+    return _GATHERING if gathers and place == 0 else _ADVICE[place][1]
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """``per_step`` has schema OVERLAP, ``by_axis`` schema BY_AXIS (one row a rank, step and axis that the rank communicates on)."""
+    """``per_step`` has schema OVERLAP, ``by_axis`` schema BY_AXIS (one row a rank, step and axis that the rank communicates on).
+
+    ``gathers``: some rank gathers parameters; ``late``: where those gathers begin too late, how.
+    """
 
     per_step: pd.DataFrame
     by_axis: pd.DataFrame
+    gathers: bool
+    late: Unprefetched | None
 
     def findings(self) -> list[Finding]:
         """How much of a step is exposed communication, and along which axes."""
@@ -127,7 +152,7 @@ class Overlap:
         if not len(rows) or not rows["comm_ns"].sum() or not rows["step_ns"].sum():
             return []
         step = float(rows["step_ns"].mean())
-        return [self._total(rows, step), *self._axes(step, a_step(rows))]
+        return [*self._not_prefetched(rows, step), self._total(rows, step), *self._axes(step, a_step(rows))]
 
     def sections(self) -> list[Section]:
         """Hidden and exposed communication of each rank, and of each axis."""
@@ -158,6 +183,23 @@ class Overlap:
         rows = self.per_step.assign(overlap=hidden.fillna(0) / comm)
         return {"exposed_by_axis": BY_AXIS.records(self.by_axis), "overlap": OVERLAP_SHARE.records(rows)}
 
+    def _not_prefetched(self, rows: pd.DataFrame, step: float) -> list[Finding]:
+        late = self.late
+        exposed = float(rows["exposed_ns"].mean())
+        severity = thresholds.EXPOSED.of(exposed / step) if late is not None and late.exposed_ns > thresholds.EXPOSED.info * step else None
+        if late is None or severity is None:
+            return []
+        share, span = late.exposed_ns / step, a_step(rows)
+        of = span if span == "a step" else f"of {span}"
+        text = f"Parameters are gathered without prefetch: {late.late} of {late.gathers} gathers start only after the compute before them"
+        text += " ended"
+        text += " (they are called no earlier)" if late.called_late > late.late / 2 else ", though they were called earlier"
+        text += f". {format_ns(late.exposed_ns)} {of} ({share:.0%}) is exposed that compute could hide."
+        evidence = "start of each parameter gather beside the compute before it, first of a step left out"
+        most = late.exposed_ns > exposed / 2
+        absorbs, weight = (("overlap.exposed", "overlap.exposed_axis"), exposed) if most else ((), late.exposed_ns)
+        return [Finding("overlap.no_prefetch", severity, text, share, "ratio of step", evidence, _PREFETCH, int(weight), absorbs=absorbs)]
+
     def _total(self, rows: pd.DataFrame, step: float) -> Finding:
         exposed, comm = float(rows["exposed_ns"].mean()), float(rows["comm_ns"].mean())
         share, hidden = exposed / step, 1 - exposed / comm
@@ -172,7 +214,7 @@ class Overlap:
         most = f", most of it along {worst}" if len(axes) > 1 and worst != UNKNOWN_AXIS else ""
         of = span if span == "a step" else f"of {span}"
         text = f"Exposed communication: {format_ns(exposed)} {of} ({share:.0%}){most}; {hidden:.0%} of all is overlapped."
-        advice = _advice(worst) if worst else _GENERAL_ADVICE
+        advice = _advice(worst, self.gathers) if worst else _GENERAL_ADVICE
         subject = Subject(axis=worst if worst and worst != UNKNOWN_AXIS else None)
         absorbs = ("overlap.exposed_axis",)
         return Finding(
@@ -193,7 +235,7 @@ class Overlap:
                 where = "Communication of unknown axis" if axis == UNKNOWN_AXIS else f"Communication along {axis}"
                 text = f"{where} is exposed for {share:.0%} of {span} ({format_ns(exposed)}); {hidden:.0%} of it is hidden."
                 evidence = f"exposed_by_axis, mean over the ranks and steps that communicate along {axis}"
-                advice = _advice(str(axis))
+                advice = _advice(str(axis), self.gathers)
                 found.append(Finding("overlap.exposed_axis", severity, text, share, "ratio of step", evidence, advice, int(exposed)))
         return found
 
@@ -224,7 +266,7 @@ class Overlap:
 def analyze(job: Job) -> Overlap:
     """Measure how much communication compute hides."""
     per_step = step_frame(OVERLAP, job, "overlap", ("comm_ns", "hidden_ns", "exposed_ns"))
-    return Overlap(per_step, _by_axis(job))
+    return Overlap(per_step, _by_axis(job), bool((job.operations["purpose"] == "parameter_gather").any()), unprefetched(job))
 
 
 def _by_axis(job: Job) -> pd.DataFrame:
