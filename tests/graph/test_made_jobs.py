@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.builder import Trace
 from tests.jobs import Cause, MadeJob, Shape
 from tracekit import analyses
 from tracekit.job.load import LoadOptions, load_job
@@ -102,3 +103,21 @@ def test_what_the_host_did_and_who_inherits_the_lateness_is_said(tmp_path):
 def test_a_throttled_device_and_more_work_are_told_apart(name, words, tmp_path):
     first, *_ = found_in(MadeJob(MESHES["tp"], Cause(name, rank=1)), tmp_path)["findings"]
     assert words in first["text"]
+
+
+def test_a_first_step_that_warms_up_is_in_no_gain(tmp_path):
+    for rank, compute in enumerate((100, 200)):
+        trace, at = Trace(rank, 2), 0
+        for step, more in enumerate((400_000, 0, 0, 0)):
+            trace.step(step, at, 900 + more)
+            trace.kernel("gemm", at + 50, compute, launch=at + 10)
+            trace.collective("allreduce", at + 50 + compute, 400 - compute + more, 8_000_000, launch=at + 20, seq=step)
+            trace.launch(trace.next_id(), at + 30, 830 + more, "cudaDeviceSynchronize")
+            at += 900 + more
+        trace.write(tmp_path / f"rank{rank}.json")
+    read = load_job([str(tmp_path)], LoadOptions(), analyses.reducers())
+    found = document(read, analyses.run(read))
+    first, study = found["findings"][0], found["what_if"][0]
+    assert (first["id"], first["subject"]["ranks"], first["gain_us"]) == ("stragglers.rank", [1], 100)
+    assert study["steps"] == [1, 2, 3]
+    assert "the first step is left out: more than 2 times as long as the median step" in study["notes"]

@@ -14,7 +14,7 @@ from tracekit.job.activity import Window
 from tracekit.job.model import Job
 from tracekit.schema import Column, Schema
 from tracekit.trace.events import Int64Array, RankTables
-from tracekit.trace.steps import StepTimes, step_times
+from tracekit.trace.steps import FAR_OFF, StepTimes, step_times
 from tracekit.units import NS_PER_US, NULL
 
 R = TypeVar("R")
@@ -125,10 +125,6 @@ def us_column(ns: pd.Series[Any] | Int64Array) -> npt.NDArray[np.float64]:
 def mean_by_rank(frame: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
     """Mean over the measured steps of each rank [ns], indexed by rank."""
     return measured(frame, columns[0]).groupby("rank")[list(columns)].mean()
-
-
-#: A step so many times as long as the median step says nothing of the usual one.
-FAR_OFF = 2.0
 
 
 def typical(frame: pd.DataFrame) -> pd.DataFrame:

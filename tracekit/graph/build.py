@@ -17,6 +17,7 @@ from tracekit.graph.stages import stages_of
 from tracekit.graph.step_graph import StepGraph, delays, launch_bound, modelled_ready, ready_of
 from tracekit.job.model import Job
 from tracekit.trace.events import Int8Array, Int32Array, Int64Array
+from tracekit.trace.steps import FAR_OFF
 from tracekit.units import NS_PER_MS, NS_PER_US, NULL, listed, plural
 
 #: Kinds of which a member may leave before the last one has come.
@@ -47,7 +48,12 @@ def graph_of(job: Job, analysis: str) -> StepGraph | NoGraph:
     if not len(numbers):
         lost = "every step lacks work that the profiler lost on one rank or another"
         return NoGraph(lost if len(common) else "no step was recorded whole by every rank")
-    return _joined(job, whole, numbers, _notes(job, found, whole, np.intersect1d(common, cut).tolist()))
+    first = _first_steps(job, whole, numbers)
+    notes = _notes(job, found, whole, np.intersect1d(common, cut).tolist())
+    if first:
+        which = "the first step is" if first == 1 else f"the first {first} steps are"
+        notes += (f"{which} left out: more than {FAR_OFF:g} times as long as the median step",)
+    return _joined(job, whole, numbers[first:], notes)
 
 
 def _common_steps(parts: list[tuple[int, int, LocalWork]]) -> Int64Array:
@@ -55,6 +61,24 @@ def _common_steps(parts: list[tuple[int, int, LocalWork]]) -> Int64Array:
     for rank, _, work in parts:
         by_rank.setdefault(rank, set()).update(np.unique(work.numbers[work.step]).tolist())
     return np.array(sorted(set.intersection(*by_rank.values())), np.int64)
+
+
+def _first_steps(job: Job, parts: list[tuple[int, int, LocalWork]], numbers: Int64Array) -> int:
+    """How many steps at the beginning only warm up: of three or more, those that take FAR_OFF times as long as the median step.
+
+    A long step further on stays: what stopped there is a cause that is looked for.
+    """
+    if len(numbers) < 3:
+        return 0
+    total = np.zeros(len(numbers))
+    for _, index, _ in parts:
+        steps = job.windows[index].steps
+        at = np.searchsorted(steps.number, numbers)
+        if not len(steps) or at.max() >= len(steps) or (steps.number[at] != numbers).any():
+            return 0
+        total += steps.end[at] - steps.start[at]
+    usual = total <= FAR_OFF * np.median(total)
+    return int(np.argmax(usual))
 
 
 def _cut_steps(job: Job, parts: list[tuple[int, int, LocalWork]]) -> Int64Array:

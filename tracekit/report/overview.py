@@ -9,6 +9,7 @@ from statistics import fmean, median
 from typing import Any
 
 from tracekit.estimate.hardware import hardware_of
+from tracekit.trace.steps import FAR_OFF
 from tracekit.units import NS_PER_S, NS_PER_US, format_bytes, format_ns
 
 #: Parts of a step: key in ``breakdown``, name for a reader, role (its colour everywhere). Together they are the whole step.
@@ -27,8 +28,6 @@ SUSPICION = "breakdown.communication_not_recognised"
 #: 2015 and 2100: times outside are no times of day.
 _FIRST_DAY, _LAST_DAY = 1_420_070_400 * NS_PER_S, 4_102_444_800 * NS_PER_S
 ONE_TIME_LINE = "one time line"
-#: A step so many times as long as the median step says nothing of the usual one.
-FAR_OFF = 2.0
 
 
 @dataclass(frozen=True)

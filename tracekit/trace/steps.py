@@ -14,6 +14,8 @@ from tracekit.trace.events import Category, Int8Array, Int32Array, Int64Array, R
 from tracekit.units import NS_PER_MS, NULL
 
 #: Values of ``Phases.kind``; index 0 is "not known".
+#: A step so many times as long as the median step says nothing of the usual one.
+FAR_OFF = 2.0
 PHASE_NAMES = ("", "forward", "backward", "optimizer")
 
 
