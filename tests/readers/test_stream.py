@@ -13,7 +13,7 @@ from tests import oracle
 from tests.builder import Trace
 from tests.readers.made import assert_same, read, texts
 from tracekit.errors import InputError
-from tracekit.readers import compressed, stream
+from tracekit.readers import compressed, stream, worker
 from tracekit.readers.compressed import TextStream
 
 
@@ -49,6 +49,28 @@ def test_events_may_begin_with_any_key(first):
     events = [{first: 3, **event(f"n{i}")} | ({"args": {"Seq": i}} if first == "args" else {}) for i in range(300)]
     text = document(events)
     assert_same(read(text, chunk=1000), oracle.tables(text))
+
+
+BROKEN = [
+    'a "b" , {"ph": "X"}, {"ph": "q"} c',
+    'x }, {"ph":"X", "name" : "z  ',
+    'say "hi", \\q and }, \t',
+    "plain",
+    "\x01 },{",
+    '", "dur": NaN, "args": {"k": "',
+]
+
+
+@pytest.mark.parametrize("end", ["]}", '], "x": 1}', "", ', {"ph": "X", "na', " \0\0\0"])
+def test_the_answer_does_not_depend_on_where_the_text_was_cut(end):
+    events = [f'{{"ph": "X", "cat": "cpu_op", "name": "{BROKEN[i % 6]}", "pid": 1, "tid": 2, "ts": {i}, "dur": 1}}' for i in range(24)]
+    text = '{"schemaVersion": 1, "traceEvents": [' + ",\n  ".join(events) + end
+    whole = read(text, chunk=1 << 20, threads=1)
+    assert whole.coverage.problems
+    for chunk in range(40, 600, 47):
+        cut = read(text, chunk=chunk, threads=1 + chunk % 3)
+        assert (texts(cut, cut.name), cut.ts.tolist()) == (texts(whole, whole.name), whole.ts.tolist()), chunk
+        assert (cut.coverage.problems, cut.coverage.status) == (whole.coverage.problems, whole.coverage.status), chunk
 
 
 def test_what_stands_after_the_list_is_read_too():
@@ -87,15 +109,17 @@ def test_a_long_tail_is_not_read_to_its_end(monkeypatch):
 
 
 def test_where_everything_is_broken_reading_ends(monkeypatch):
-    monkeypatch.setattr(stream, "MOST_REPAIRS", 20)
+    monkeypatch.setattr(worker, "LEAST_WORK", 3000)
     whole = [json.dumps(event("w"))] * 10
     broken = [json.dumps(event("b")).replace('"b"', '"b"b"')] * 100
-    tables = read('{"traceEvents": [' + ",".join([*whole, *broken, *whole]) + "]}", chunk=2000)
+    text = '{"traceEvents": [' + ",".join([*whole, *broken, *whole]) + "]}"
+    tables = read(text, chunk=2000)
     assert 10 < len(tables) < 60
+    assert {len(read(text, chunk=chunk, threads=chunk % 3 + 1)) for chunk in (130, 500, 3000, 10**6)} == {len(tables)}
     assert tables.coverage.status == "truncated"
-    assert any("are broken" in p for p in tables.coverage.problems)
-    many = read('{"traceEvents": [' + ",".join([*whole * 10, *broken[:50], *whole]) + "]}", chunk=2000)
-    assert len(many) == 160
+    assert any("profile again" in p for p in tables.coverage.problems)
+    many = read('{"traceEvents": [' + ",".join([*whole * 80, *broken[:50], *whole]) + "]}", chunk=2000)
+    assert len(many) == 860
 
 
 def stream_of(data, **options):

@@ -12,6 +12,7 @@ from tracekit.collectives.kinds import element_type
 from tracekit.estimate.operator_flops import COUNTED, cost
 from tracekit.job.activity import Activity, Work
 from tracekit.trace import correlate
+from tracekit.trace.codes import distinct_rows
 from tracekit.trace.events import Category, Int64Array, RankTables
 from tracekit.units import NULL
 
@@ -51,9 +52,9 @@ def counted(activity: Activity) -> Counted:
     for column in ("Input Dims", "Input type", "Concrete Inputs"):
         values = side.columns[column]
         keys.append(np.where(at >= 0, values[np.maximum(at, 0)], 0).astype(np.int64) if len(values) else np.zeros(len(rows), np.int64))
-    unique, case = np.unique(np.stack(keys, axis=1), axis=0, return_inverse=True)
-    cases = [_case(tables, *(int(code) for code in codes)) for codes in unique]
-    return Counted(rows, case.reshape(-1).astype(np.int64), _device_time(activity, rows), cases)
+    unique, case = distinct_rows(*keys)
+    cases = [_case(tables, *codes) for codes in np.stack(unique, axis=1).tolist()]
+    return Counted(rows, case, _device_time(activity, rows), cases)
 
 
 def _device_time(activity: Activity, rows: Int64Array) -> Int64Array:

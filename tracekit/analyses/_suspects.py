@@ -8,6 +8,7 @@ import numpy as np
 
 from tracekit.findings import Finding
 from tracekit.job.activity import Activity, Work
+from tracekit.trace.codes import distinct_rows
 from tracekit.trace.steps import StepTimes
 from tracekit.units import NS_PER_US, format_ns, shortened
 
@@ -29,7 +30,7 @@ def suspects(activity: Activity, times: StepTimes, comm_ns: int) -> Suspects:
     kernels = device.where((device.work == Work.COMPUTE) & ~device.suspicious)
     if not len(kernels):
         return ()
-    stream = np.unique(np.stack([kernels.device, kernels.stream]), axis=1, return_inverse=True)[1].reshape(-1)
+    stream = distinct_rows(kernels.device, kernels.stream)[1]
     duration = (kernels.end - kernels.start).astype(np.float64)
     busy, count = np.bincount(stream, duration), np.bincount(stream)
     own = (np.arange(len(busy)) != int(busy.argmax())) & (busy >= _BUSY_SHARE * length) & (busy >= _LONG_NS * count)

@@ -25,6 +25,7 @@ from tracekit.job.model import Job
 from tracekit.mesh.process_groups import ProcessGroup
 from tracekit.schema import Column, table
 from tracekit.trace import intervals
+from tracekit.trace.codes import distinct_rows
 from tracekit.trace.events import Int64Array
 from tracekit.units import NULL
 
@@ -139,7 +140,7 @@ def analyze(job: Job) -> GroupUse:
     np.add.at(sums, group[recorded], sent[recorded])
     count = np.bincount(group, minlength=size)
     of_known = np.bincount(group[recorded], minlength=size)
-    pairs = np.unique(np.stack([group, operations["rank"].to_numpy()[inside]]), axis=1)
+    pairs = distinct_rows(group, operations["rank"].to_numpy()[inside])[0]
     busy, exposed = _times(job)
     use = PROCESS_GROUPS.frame(
         {

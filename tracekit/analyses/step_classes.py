@@ -24,6 +24,7 @@ from tracekit.analyses._common import UNKNOWN_AXIS, axes, codes, text_of, whole
 from tracekit.findings import Finding, Section
 from tracekit.job.activity import Activity, Work
 from tracekit.job.model import Job
+from tracekit.trace.codes import distinct_rows
 from tracekit.trace.events import BoolArray, Int64Array, RankTables
 from tracekit.trace.steps import PHASE_NAMES, StepTimes, step_times
 from tracekit.units import NS_PER_US, NULL
@@ -88,8 +89,7 @@ def _launched_before(activity: Activity) -> BoolArray:
     known = device.launch_ts != NULL
     if activity.on_cpu or not known.any():
         return np.zeros(len(device), np.bool_)
-    _, stream = np.unique(np.stack([device.device, device.stream]), axis=1, return_inverse=True)
-    stream = stream.reshape(-1)
+    stream = distinct_rows(device.device, device.stream)[1]
     first = np.full(int(stream.max()) + 1, np.iinfo(np.int64).max)
     np.minimum.at(first, stream[known], device.start[known])
     before: BoolArray = ~known & (device.start < first[stream])
@@ -136,9 +136,9 @@ def _kernel_names(activity: Activity, key: Int64Array, name: Any, kept: Int64Arr
     """The kernels that a class ran, by name; nothing on CPU jobs, whose operators are the work."""
     if activity.on_cpu:
         return [() for _ in kept]
-    pairs = np.unique(np.stack([key, np.asarray(name, np.int64)], axis=1), axis=0)
+    ones, codes = distinct_rows(key, np.asarray(name, np.int64))[0]
     found: dict[int, list[int]] = {}
-    for one, code in pairs.tolist():
+    for one, code in zip(ones.tolist(), codes.tolist(), strict=True):
         found.setdefault(one, []).append(code)
     return [tuple(sorted(text_of(activity.tables, int(code)) for code in found.get(int(k), ()))[:MOST_KERNELS]) for k in kept]
 
@@ -288,9 +288,9 @@ def _column_of(job: Job, columns: Sequence[_Column]) -> Int64Array:
     window = operations["window"].to_numpy()
     marked = np.array([len(w.steps) > 0 for w in job.windows], np.bool_)
     number = np.where(marked[window] if len(window) else False, number, NULL) if len(job.windows) else number
-    pairs, inverse = np.unique(np.stack([window.astype(np.int64), number.astype(np.int64)], axis=1), axis=0, return_inverse=True)
-    columns_of = np.array([place.get((int(w), int(n)), -1) for w, n in pairs], np.int64)
-    return columns_of[inverse.reshape(-1)] if len(pairs) else np.empty(0, np.int64)
+    pairs, inverse = distinct_rows(window, number)
+    columns_of = np.array([place.get((w, n), -1) for w, n in np.stack(pairs, axis=1).tolist()], np.int64)
+    return columns_of[inverse]
 
 
 def _parted(job: Job, rows: Int64Array, length: Int64Array) -> dict[str, Int64Array]:

@@ -18,6 +18,7 @@ from tracekit.graph.nodes import NOT_TOLD, NOT_WAITED_FOR, WAITED_FOR, nodes_of,
 from tracekit.job.activity import Activity, Work
 from tracekit.job.communication import around, records
 from tracekit.trace import correlate
+from tracekit.trace.codes import distinct, distinct_rows
 from tracekit.trace.events import BoolArray, Category, Int8Array, Int32Array, Int64Array
 from tracekit.trace.steps import PHASE_NAMES
 from tracekit.units import NULL
@@ -82,11 +83,9 @@ def reduce_window(activity: Activity) -> LocalWork | None:
     launch = device.launch_ts[rows]
     rows = rows[np.lexsort((device.start[rows], np.where(launch == NULL, device.start[rows], launch)))]
     doing = _doing(activity, rows)
-    names, name = np.unique(np.concatenate([device.name[rows], doing[doing >= 0]]), return_inverse=True)
-    name = name.reshape(-1)
+    names, name = distinct(np.concatenate([device.name[rows], doing[doing >= 0]]))
     piece = _pieces(activity, rows)
-    lane = np.stack([device.device[rows], device.stream[rows]])
-    stream = np.unique(lane, axis=1, return_inverse=True)[1].reshape(-1).astype(np.int32)
+    stream = distinct_rows(device.device[rows], device.stream[rows])[1].astype(np.int32)
     told, phase = _told(activity, rows), _phases(activity, rows)
     edges, synced = find_edges(activity.tables, nodes_of(activity, rows, stream, step[rows], told, piece))
     return with_messages(

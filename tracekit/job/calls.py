@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit.collectives.kinds import EXPERT_LIBRARIES, kernel_class, kind_of_annotation, kind_of_collective_name
+from tracekit.trace.codes import distinct_rows
 from tracekit.trace.events import BoolArray, Int64Array, RankTables
 from tracekit.units import NULL
 
@@ -86,8 +87,7 @@ def _keys(tables: RankTables, links: Links) -> Int64Array:
     alone = key < 0
     both = np.flatnonzero(~alone | (own >= 0))
     if len(both):  # kernels that tell different arguments are different calls, whatever range they were launched in
-        pairs = np.stack([np.where(alone, -1, key)[both], np.where(links.barrier[both] >= 0, -1, own[both])], axis=1)
-        key[both] = np.unique(pairs, axis=0, return_inverse=True)[1].reshape(-1)
+        key[both] = distinct_rows(np.where(alone, -1, key)[both], np.where(links.barrier[both] >= 0, -1, own[both]))[1]
     return key
 
 
@@ -99,11 +99,11 @@ def _own_arguments(tables: RankTables, own: Int64Array) -> Int64Array:
     if not len(rows):
         return result
     at = own[rows]
-    columns = np.stack([side.columns[name][at].astype(np.int64) for name in _ARGUMENTS], axis=1)
-    number = np.unique(columns, axis=0, return_inverse=True)[1].reshape(-1)
+    columns = [side.columns[name][at] for name in _ARGUMENTS]
+    number = distinct_rows(*columns)[1]
     name = side.columns["Collective name"][at]
     single = tables.each_text(name, lambda text: kind_of_collective_name(text) in ("send", "recv", "send_recv"))
-    result[rows] = np.where((columns[:, 0] != NULL) & ~single, number, -1)
+    result[rows] = np.where((columns[0] != NULL) & ~single, number, -1)
     return result
 
 

@@ -14,6 +14,7 @@ from tracekit.collectives import kinds
 from tracekit.job.shapes import argument_elements, argument_type, tensor_shapes
 from tracekit.schema import categorical
 from tracekit.trace import correlate
+from tracekit.trace.codes import distinct_rows
 from tracekit.trace.events import Int32Array, Int64Array, RankTables
 from tracekit.units import NULL
 
@@ -50,10 +51,8 @@ def passed(tables: RankTables, rows: Int64Array) -> Passed:
         return np.where(at >= 0, values, 0).astype(np.int32)
 
     names = np.where(rows >= 0, tables.name[np.maximum(rows, 0)], 0).astype(np.int32)
-    columns = np.stack([names, code("Input Dims"), code("Input type"), code("Concrete Inputs")], axis=1)
-    distinct, inverse = np.unique(columns, axis=0, return_inverse=True)
-    read = [_read(tables, *row) for row in distinct.tolist()] or [(NULL, NULL, "", "", "")]
-    inverse = inverse.reshape(-1)
+    columns, inverse = distinct_rows(names, code("Input Dims"), code("Input type"), code("Concrete Inputs"))
+    read = [_read(tables, *row) for row in np.stack(columns, axis=1).tolist()] or [(NULL, NULL, "", "", "")]
 
     def words(index: int) -> pd.Categorical:
         texts = [str(row[index]) for row in read]

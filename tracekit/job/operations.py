@@ -22,6 +22,7 @@ from tracekit.job.calls import Grouped, Links, batches, group
 from tracekit.job.communication import HOST_BACKENDS, LABEL, around, host_ranges, records
 from tracekit.job.host_calls import host_calls, passed
 from tracekit.job.shapes import tensor_shapes
+from tracekit.trace.codes import distinct, distinct_rows
 from tracekit.trace.events import DEVICE_WORK, BoolArray, Category, Int32Array, Int64Array, RankTables
 from tracekit.trace.steps import PHASE_NAMES, Phases, Steps
 from tracekit.units import NULL
@@ -90,7 +91,7 @@ def _times(
 
 def _streams(work: DeviceWork, at: Int64Array) -> Int64Array:
     """A number for the stream of each piece, devices apart."""
-    return np.unique(np.stack([work.device[at], work.stream[at]]), axis=1, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    return distinct_rows(work.device[at], work.stream[at])[1]
 
 
 def texts(tables: RankTables, codes: Int32Array) -> pd.Categorical:
@@ -106,7 +107,7 @@ def lookup(tables: RankTables, codes: Int32Array, translate: Callable[[str], str
 
 def _looked_up(tables: RankTables, codes: Int32Array, translate: Callable[[str], str]) -> tuple[Int64Array, list[str]]:
     """(place of each code's word, the words)."""
-    used, inverse = np.unique(codes, return_inverse=True)
+    used, inverse = distinct(codes)
     words = [translate(tables.text(int(code))) for code in used]
     categories = list(dict.fromkeys(words))
     position = {word: i for i, word in enumerate(categories)}

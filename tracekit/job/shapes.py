@@ -12,6 +12,7 @@ import pandas as pd
 
 from tracekit.collectives.kinds import element_type
 from tracekit.schema import categorical
+from tracekit.trace.codes import distinct_rows
 from tracekit.trace.events import Int32Array, Int64Array, RankTables
 from tracekit.units import NULL
 
@@ -35,9 +36,8 @@ def tensor_shapes(tables: RankTables, rows: Int64Array) -> TensorShapes:
     at = side.at(rows)
     dims = np.where(at >= 0, side.columns["Input Dims"][np.maximum(at, 0)], 0) if len(side) else np.zeros(len(rows), np.int32)
     types = np.where(at >= 0, side.columns["Input type"][np.maximum(at, 0)], 0) if len(side) else np.zeros(len(rows), np.int32)
-    pairs, inverse = np.unique(np.stack([dims, types], axis=1), axis=0, return_inverse=True)
-    read = [_read(tables.text(int(d)), tables.text(int(t))) for d, t in pairs]
-    inverse = inverse.reshape(-1)
+    pairs, inverse = distinct_rows(dims, types)
+    read = [_read(tables.text(d), tables.text(t)) for d, t in np.stack(pairs, axis=1).tolist()]
     elements = np.array([r[0] for r in read] or [NULL], np.int64)
     tensors = np.array([r[2] for r in read] or [1], np.int32)
     dtypes = [r[1] for r in read] or [""]

@@ -7,6 +7,7 @@ import re
 import numpy as np
 
 from tracekit.notes import note
+from tracekit.trace.codes import distinct, distinct_rows
 from tracekit.trace.events import DEVICE_WORK, Category, Int64Array, RankTables
 from tracekit.units import NULL
 
@@ -75,10 +76,9 @@ def processes(tables: RankTables) -> list[str]:
     host = host[tables.each_text(tables.name[host], lambda text: _OF_A_RANK.search(text) is not None)]
     steps = tables.category[host] == Category.USER_ANNOTATION
     device = tables.rows(*DEVICE_WORK)
-    several = [np.unique(number[tables.lane[rows]]) for rows in (host[~steps], host[steps])]
-    pairs = np.unique(np.stack([tables.device[device].astype(np.int64), number[tables.lane[device]]]), axis=1)
-    _, counts = np.unique(pairs[0], return_counts=True)
-    if len(counts) and counts.max() > 1 and not any(name.lstrip("-").isdigit() for name in np.array(names)[pairs[1]]):
-        several.append(np.unique(pairs[1]))
+    several = [distinct(number[tables.lane[rows]])[0] for rows in (host[~steps], host[steps])]
+    devices, of = distinct_rows(tables.device[device], number[tables.lane[device]])[0]
+    if (np.diff(devices) == 0).any() and not any(name.lstrip("-").isdigit() for name in np.array(names)[of]):
+        several.append(distinct(of)[0])
     found = max(several, key=len)
     return [names[i] for i in found.tolist()] if len(found) > 1 else []

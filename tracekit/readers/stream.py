@@ -20,7 +20,8 @@ from tracekit.readers import scan
 from tracekit.readers.compressed import BOM, TextStream
 from tracekit.readers.entry import entries
 from tracekit.readers.lex import PAD
-from tracekit.readers.worker import COUNTS, Block, Parsed, Worker
+from tracekit.readers.worker import COUNTS, Block, Parsed, RepairWork, Worker
+from tracekit.units import plural
 
 CHUNK = 4 << 20
 #: An event that is longer than this is not read, and neither is what follows it. The same holds for the text before the first event.
@@ -28,8 +29,6 @@ LONGEST = 64 << 20
 TOO_LONG = f"an event is longer than {LONGEST >> 20} MB: reading stopped there"
 #: Text after the list of events that is kept for its metadata; no more than this is read behind the list.
 LONGEST_TAIL = 64 << 20
-#: Broken events that are repaired one by one (some 7000 a second) before reading is given up, if there are not more whole ones.
-MOST_REPAIRS = 100_000
 
 #: The start of an event, and what may be one in a file that begins its events with a rarer key.
 _START = re.compile(rb'\}\s*,\s*(\{)\s*"(?:ph|name|cat|pid|ts|args|tid)"')
@@ -73,6 +72,8 @@ class EventStream:
         self._chunk = chunk
         self._ended = False
         self._carry = b""  # text that follows what was accepted so far, not yet parsed for good
+        self._offset = 0  # where the next buffer begins [bytes behind the first event]
+        self._repairs = RepairWork()
         self._finished = False  # the list of events was closed
         self._left_off = ""  # why the text was not read to its end
         self.summary = StreamSummary()
@@ -119,8 +120,10 @@ class EventStream:
         if self._is_over():
             self._keep_tail(bytes(job.text))
             return
+        start = self._offset
+        self._offset += len(job.text)
         if self._carry:
-            yield from self._again(job.worker, self._carry + bytes(job.text), final=False)
+            yield from self._again(job.worker, self._carry + bytes(job.text), start - len(self._carry), final=False)
             return
         yield from self._taken(job.worker, parsed)
         begin = _offset(job.text, _array(job.text))
@@ -129,13 +132,13 @@ class EventStream:
             self._finished = True
             self._keep_tail(rest)
         elif parsed.stopped == scan.SYNTAX:
-            yield from self._again(job.worker, rest, final=False)
+            yield from self._again(job.worker, rest, self._offset - len(rest), final=False)
         else:
-            self._carry = rest.strip(_NOTHING)
+            self._carry = rest.lstrip(_NOTHING)
 
-    def _again(self, worker: int, text: bytes, final: bool) -> Iterator[tuple[int, Block]]:
-        repairs = max(MOST_REPAIRS, self.summary.rows) - self.summary.repairs.total()
-        parsed = self._workers[worker].parse_tolerant(text, final, repairs)
+    def _again(self, worker: int, text: bytes, start: int, final: bool) -> Iterator[tuple[int, Block]]:
+        """Parse ``text``, which begins at the offset ``start``, and repair what is broken in it."""
+        parsed = self._workers[worker].parse_tolerant(text, final, self._repairs, start)
         yield from self._taken(worker, parsed)
         rest = text[parsed.position :]
         if parsed.stopped == scan.END:
@@ -143,9 +146,12 @@ class EventStream:
             self._carry = b""
             self._keep_tail(rest)
         else:
-            self._carry = rest.strip(_NOTHING)
+            self._carry = rest.lstrip(_NOTHING)  # what ends it may belong to a name that is cut here
             if parsed.stopped == scan.SYNTAX:
-                self.summary.gave_up = f"more than {MOST_REPAIRS} events are broken: reading stopped there"
+                self.summary.gave_up = (
+                    f"{plural(self.summary.repairs.total(), 'broken event')} had to be repaired or skipped and there are more: "
+                    "reading stopped there; profile again, or have the file written anew as valid JSON"
+                )
             elif len(self._carry) > LONGEST:
                 self.summary.gave_up = TOO_LONG
 
@@ -160,9 +166,8 @@ class EventStream:
         """What is left when the text has ended: repair what can be, then it was cut off or complete."""
         if not self._finished:
             self.summary.gave_up = self.summary.gave_up or self._left_off
-        while self._carry and not self._is_over():
-            before = self._carry
-            yield from self._again(0, before, final=True)
+        while (before := self._carry.rstrip(_NOTHING)) and not self._is_over():
+            yield from self._again(0, before, self._offset - len(self._carry), final=True)
             if self._carry == before:
                 break
         self.summary.truncated = not self._finished
@@ -253,10 +258,12 @@ def _last_start(text: memoryview) -> int:
     """Offset of the last ``{`` that looks like the start of an event; 0 when there is none. Looks back in growing windows."""
     for pattern in (_START, _ANY_START):
         window = 1 << 14
-        while window < 8 * len(text):
+        while True:
             low = max(0, len(text) - window)
             starts = [found.start(1) for found in pattern.finditer(text[low:])]
             if starts:
                 return low + starts[-1]
+            if not low:
+                break
             window *= 8
     return 0

@@ -52,6 +52,27 @@ class Parsed:
     counts: Int64Array = field(default_factory=lambda: np.zeros(COUNTS.stop - COUNTS.start, np.int64))
 
 
+#: Text of broken events [bytes] that is repaired whatever the file, and the share of the text up to there that may be broken beyond it.
+#: A megabyte takes one to three seconds, the kinds of damage that were met and those that were made up.
+LEAST_WORK, BROKEN_SHARE = 16 << 20, 8
+_EACH_REPAIR = 32  # bytes of text that beginning a repair is worth
+
+
+@dataclass
+class RepairWork:
+    """What repairs of one file have cost. It follows from the text alone, not from the buffers that it came in."""
+
+    done: int = 0  # [bytes]
+
+    def is_too_much(self, offset: int) -> bool:
+        """Whether nothing more is repaired, with the next broken event at ``offset``."""
+        return self.done > max(LEAST_WORK, offset // BROKEN_SHARE)
+
+    def add(self, consumed: int) -> None:
+        """A repair is done that took this many bytes of text."""
+        self.done += consumed + _EACH_REPAIR
+
+
 class Worker:
     """Parses buffers one after the other."""
 
@@ -103,11 +124,11 @@ class Worker:
         self._scan(parsed, buffer, position, end)
         return self._finished(parsed)
 
-    def parse_tolerant(self, data: bytes, final: bool, repairs: int) -> Parsed:
-        """Like ``parse``, but events that are no JSON are repaired or skipped, one by one, up to a number of ``repairs``.
+    def parse_tolerant(self, data: bytes, final: bool, work: RepairWork, offset: int) -> Parsed:
+        """Like ``parse``, but events that are no JSON are repaired or skipped, one by one, as long as that is not too much ``work``.
 
-        ``final``: the file ends with ``data``. ``position`` of the result counts in ``data``; it is less than its length only when more
-        bytes are needed (MORE) or there would have been more repairs (SYNTAX).
+        ``final``: the file ends with ``data``, which begins at ``offset``. ``position`` of the result counts in ``data``; it is less than
+        its length only when more bytes are needed (MORE) or repairing became too much work (SYNTAX).
         """
         parsed = Parsed()
         buffer = padded(data)
@@ -116,7 +137,7 @@ class Worker:
         while position < len(data):
             self._scan(parsed, buffer, position, len(data))
             position = parsed.position
-            if parsed.stopped != scan.SYNTAX or parsed.repairs.total() >= repairs:
+            if parsed.stopped != scan.SYNTAX or work.is_too_much(offset + position):
                 break
             parsed.stopped = scan.MORE
             repair = tolerant.repair_event(data, position, final)
@@ -125,7 +146,8 @@ class Worker:
             parsed.repairs[repair.problem] += 1
             if repair.event is not None:
                 self._scan(parsed, padded(repair.event), 0, len(repair.event))
-            position = max(position + 1, repair.next)
+            begun, position = position, max(position + 1, repair.next)
+            work.add(position - begun)
             while data[position : position + 1] in _BETWEEN:
                 position += 1
         parsed.position = position
