@@ -3,6 +3,8 @@
 import gzip
 import io
 import json
+import random
+import resource
 
 import pytest
 import zstandard
@@ -15,6 +17,7 @@ from tests.readers.made import assert_same, read, texts
 from tracekit.errors import InputError
 from tracekit.readers import compressed, stream, worker
 from tracekit.readers.compressed import TextStream
+from tracekit.readers.recognise import looks_like_trace
 
 
 def event(name, **more):
@@ -159,7 +162,45 @@ def test_of_a_damaged_stream_comes_what_is_before_the_damage(pack, hurt, threade
     half = len(packed) // 2
     got, damage = stream_of(packed[:half] if hurt == "cut" else packed[:half] + b"\xff" * 40 + packed[half + 40 :], threaded=threaded)
     assert DATA.startswith(got[: len(DATA) // 4])
-    assert pack is PACKS["zstd"] or "stream is" in damage
+    assert "stream is " + ("cut off" if hurt == "cut" else "") in damage
+
+
+@pytest.mark.parametrize("pack", ["zstd", "frames", "zstd in gzip"])
+def test_a_zstd_stream_that_is_cut_anywhere_keeps_its_whole_blocks_and_says_so(pack):
+    data = random.Random(1).randbytes(400_000).hex().encode()  # all blocks pack alike
+    packed = PACKS[pack](data)
+    for cut in sorted({1, 3, 4, 5, 6, 9, *range(10, len(packed), len(packed) // 23), len(packed) - 5, len(packed) - 1}):
+        got, damage = stream_of(packed[:cut])
+        assert data.startswith(got) or cut < 4
+        assert "cut off" in damage or cut < 4
+        if pack == "zstd":
+            assert len(got) >= len(data) * (cut - 20) // len(packed) - (1 << 17) - 2_000
+
+
+def test_frames_that_are_to_be_skipped_are_and_what_is_none_is_told():
+    skipped = b"\x5a\x2a\x4d\x18" + (70_000).to_bytes(4, "little") + bytes(70_000)
+    one = zstandard.ZstdCompressor(write_checksum=True, write_content_size=False).compress(DATA)
+    assert stream_of(one + skipped + one) == (DATA + DATA, "")
+    assert stream_of(one + b"behind") == (DATA, "the compressed stream is damaged: what follows is no frame of zstd")
+    wrong = bytearray(one)
+    wrong[-1] ^= 1
+    assert "checksum" in stream_of(bytes(wrong))[1]
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.binary(max_size=300_000), st.sampled_from([-5, 1, 3, 19]), st.booleans(), st.booleans())
+def test_blocks_of_zstd_are_those_of_the_library(data, level, checksum, size):
+    packed = zstandard.ZstdCompressor(level=level, write_checksum=checksum, write_content_size=size).compress(data + data)
+    assert stream_of(packed) == (data + data, "")
+
+
+def test_the_head_of_a_bomb_is_unpacked_no_further():
+    """64 kB of a zstd frame may hold 2 GB."""
+    packed = zstandard.ZstdCompressor().compress(bytes(600 << 20))
+    assert len(packed) < 1 << 16
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert not looks_like_trace(packed)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
 
 
 def test_bytes_behind_a_gzip_member_that_start_no_other_are_ignored():

@@ -27,6 +27,7 @@ from tracekit.trace.events import Coverage
 Progress = Callable[[int, int], None]
 #: Of the machine's memory, for reading memory snapshots where no limit is given.
 SNAPSHOT_SHARE = 0.5
+_TOO_LARGE = "needs more memory than there is: raise --memory-limit, or read it on a machine with more"
 
 
 def load_job(
@@ -158,7 +159,7 @@ def _read_all(
         try:
             results[index] = read_window(sources[index], replace(task, memory_limit=_snapshot_limit(options)))
         except MemoryError as error:
-            results[index] = _lost(sources[index], str(error) or "needs more memory than there is (--memory-limit)")
+            results[index] = _lost(sources[index], str(error) if "--memory-limit" in str(error) else _TOO_LARGE)
     return [results[index] for index in sorted(results)]
 
 

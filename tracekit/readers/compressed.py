@@ -13,7 +13,9 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, BinaryIO
 
-GZIP, ZSTD, BOM = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xef\xbb\xbf"
+from tracekit.readers import zstd
+
+GZIP, ZSTD, BOM = b"\x1f\x8b", zstd.MAGIC, b"\xef\xbb\xbf"
 #: A trace packed more often than this is not a trace.
 LAYERS = 3
 #: Unpacked bytes that are not questioned, and how many times the stored bytes a trace may unpack to beyond them (it is 10 to 30 times).
@@ -64,7 +66,7 @@ class TextStream:
         return io.BufferedReader(Gunzip(self._stream, threaded, self._damaged, self._is_too_much), 1 << 20)
 
     def _unzstd(self) -> Any:
-        return io.BufferedReader(Unzstd(self._stream, self._damaged, self._is_too_much), 1 << 20)
+        return io.BufferedReader(_Blocks(self._stream, zstd.blocks(self._stream, self._damaged, self._is_too_much)), 1 << 20)
 
     def fill(self, target: memoryview) -> int:
         """Read until ``target`` is full or the stream ends; returns the number of bytes."""
@@ -130,22 +132,13 @@ class _Counted(io.RawIOBase):
         super().close()
 
 
-class Gunzip(io.RawIOBase):
-    """Members of a gzip stream, one after the other; with ``threaded`` unpacked on a thread of its own, a few blocks ahead.
+class _Blocks(io.RawIOBase):
+    """A layer that is unpacked block by block."""
 
-    A damage ends the stream and is told to ``damaged``; the readers of the gzip and isal modules raise instead, and what a buffer held by
-    then is lost. Bytes behind the last member that start no other are ignored, as gzip does.
-    """
-
-    _BLOCK = 1 << 20
-    _AHEAD = 8
-
-    def __init__(self, packed: Any, threaded: bool, damaged: Callable[[str], None], is_too_much: Callable[[int], bool]) -> None:
+    def __init__(self, packed: Any, blocks: Generator[bytes, None, None]) -> None:
         self._packed = packed
-        self._damaged = damaged
-        self._is_too_much = is_too_much
         self._rest = memoryview(b"")
-        self._blocks: Generator[bytes, None, None] = self._ahead(self._unpacked()) if threaded else self._unpacked()
+        self._blocks = blocks
 
     def readable(self) -> bool:
         """Always."""
@@ -159,6 +152,30 @@ class Gunzip(io.RawIOBase):
         target[:count] = self._rest[:count]
         self._rest = self._rest[count:]
         return count
+
+    def close(self) -> None:
+        """Close this layer and what is below it."""
+        if not self.closed:
+            self._blocks.close()
+            self._packed.close()
+        super().close()
+
+
+class Gunzip(_Blocks):
+    """Members of a gzip stream, one after the other; with ``threaded`` unpacked on a thread of its own, a few blocks ahead.
+
+    A damage ends the stream and is told to ``damaged``; the readers of the gzip and isal modules raise instead, and what a buffer held by
+    then is lost. Bytes behind the last member that start no other are ignored, as gzip does.
+    """
+
+    _BLOCK = 1 << 20
+    _AHEAD = 8
+
+    def __init__(self, packed: Any, threaded: bool, damaged: Callable[[str], None], is_too_much: Callable[[int], bool]) -> None:
+        self._damaged = damaged
+        self._is_too_much = is_too_much
+        self._packed = packed
+        super().__init__(packed, self._ahead(self._unpacked()) if threaded else self._unpacked())
 
     def _unpacked(self) -> Generator[bytes, None, None]:
         from isal import isal_zlib
@@ -174,7 +191,7 @@ class Gunzip(io.RawIOBase):
             while not member.eof:
                 data = data or self._packed.read1(self._BLOCK)
                 if not data:
-                    self._damaged("the compressed stream is cut off")
+                    self._damaged(zstd.CUT)
                     return
                 try:
                     block = member.decompress(data, self._BLOCK)
@@ -212,46 +229,6 @@ class Gunzip(io.RawIOBase):
         finally:
             stop.set()
             thread.join()
-
-    def close(self) -> None:
-        """Close this layer and what is below it."""
-        if not self.closed:
-            self._blocks.close()
-            self._packed.close()
-        super().close()
-
-
-class Unzstd(io.RawIOBase):
-    """Frames of a zstd stream; a damage ends it and is told to ``damaged``."""
-
-    def __init__(self, packed: Any, damaged: Callable[[str], None], is_too_much: Callable[[int], bool]) -> None:
-        import zstandard
-
-        self._inner = zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True)
-        self._error: type[Exception] = zstandard.ZstdError
-        self._damaged = damaged
-        self._is_too_much = is_too_much
-        self._unpacked = 0
-
-    def readable(self) -> bool:
-        """Always."""
-        return True
-
-    def readinto(self, target: Any) -> int:
-        """Fill the start of ``target``; 0 at the end."""
-        try:
-            count = int(self._inner.readinto(target) or 0)
-        except self._error as error:
-            self._damaged(f"the compressed stream is damaged: {_reason(error)}")
-            return 0
-        self._unpacked += count
-        return 0 if self._is_too_much(self._unpacked) else count
-
-    def close(self) -> None:
-        """Close this layer and what is below it."""
-        if not self.closed:
-            self._inner.close()  # type: ignore[no-untyped-call]
-        super().close()
 
 
 def _put(ready: queue.Queue[Any], item: Any, stop: threading.Event) -> bool:

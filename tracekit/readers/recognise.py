@@ -123,7 +123,7 @@ def _unpacked(head: bytes) -> bytes | None:
             import zstandard
 
             try:
-                head = zstandard.ZstdDecompressor().decompressobj().decompress(head)[:_HEAD]
+                head = zstandard.ZstdDecompressor().stream_reader(head).read(_HEAD)
             except zstandard.ZstdError:
                 return None
     return head
