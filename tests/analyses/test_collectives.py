@@ -41,6 +41,16 @@ def test_transfer_begins_when_the_last_rank_arrives_and_bandwidth_follows_from_i
     assert row["busbw_gb_s"] == pytest.approx(2 * 3 / 4 * 67_108_864 / 250e-6 / 1e9)
 
 
+def test_a_bandwidth_that_no_device_reaches_is_shown_with_a_remark() -> None:
+    result = collectives.analyze(straggling(100, 300, end=300.001))
+    (row,) = result.json()["collectives"]
+    assert row["busbw_gb_s"] > 60_000_000
+    assert "more than any device reaches" in result.findings()[0].text
+    (table,) = result.sections()[0].charts
+    assert table.note == "1 rows have a bandwidth that no device reaches: sizes or times in the traces are wrong there."
+    assert collectives.analyze(straggling(100, 300, end=900)).sections()[0].charts[0].note == ""
+
+
 def test_without_its_other_ranks_a_collective_has_a_duration_and_no_bandwidth_and_says_why() -> None:
     result = collectives.analyze(straggling(100, 300, present=1)).json()
     (row,) = result["collectives"]

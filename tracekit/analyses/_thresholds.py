@@ -48,6 +48,8 @@ IDLE_WAITING = Levels(info=0.02, warning=0.05, critical=0.20)
 STRAGGLER = Levels(info=0.002, warning=0.01, critical=0.10)
 #: Waiting, of all time in matched collectives.
 WAIT_SHARE = Levels(info=0.20, warning=2.0)
+#: A bus bandwidth [GB/s] that no device reaches: its memory would have to be twice as quick as the quickest there is (B300: 8,000 GB/s).
+IMPOSSIBLE_GB_S = 16_000
 #: A group's bus bandwidth below this share of its siblings' median is slow.
 SLOW_GROUP = 0.70
 #: ... if its collectives take at least this share of a step (of the trace, where there are no steps).

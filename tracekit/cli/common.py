@@ -82,6 +82,10 @@ class OutputFile(ParamType):
             return path
         if path == "-":
             self.fail("a report cannot go to standard output; name a file", param, ctx)
+        place = Path(os.path.realpath(path))  # where a link leads
+        if Path(path).is_symlink() and (place.is_symlink() or not place.parent.is_dir()):
+            where = "to itself" if place.is_symlink() else f"to {str(place)!r}, in a folder that does not exist"
+            self.fail(f"{path!r} is a link {where}; name another file", param, ctx)
         folder = Path(path).parent
         if not path or Path(path).is_dir():
             self.fail(f"{path!r} is a folder; name a file", param, ctx)

@@ -105,13 +105,13 @@ def _tell(folder: Path) -> None:
         return
     manifest = decode(paths[0].read_bytes(), paths[0].name)
     steps = f"steps {manifest.steps[0]} to {manifest.steps[-1]}" if manifest.steps else "no whole step"
-    click.echo(f"{len(paths)} of {manifest.world_size} ranks, {steps}, {manifest.backend}: {visible(str(folder))}")
+    click.echo(visible(f"{len(paths)} of {manifest.world_size} ranks, {steps}, {manifest.backend}: {folder}"))
     place = ", ".join(f"{name}={at}" for name, at in manifest.coordinate.items())
-    click.echo(f"rank {manifest.rank} is at {place}; its process groups:")
+    click.echo(visible(f"rank {manifest.rank} is at {place}; its process groups:"))
     for group in manifest.groups:
         axis = group.axis or ("all ranks" if len(group.ranks) == manifest.world_size else "no axis")
         ranks = str(group.ranks) if len(group.ranks) <= 16 else f"[{', '.join(map(str, group.ranks[:16]))}, ...] ({len(group.ranks)})"
-        click.echo(f"  {axis:<16} {ranks}")
+        click.echo(visible(f"  {axis:<16} {ranks}"))
     for note in manifest.notes:
         click.echo(visible(note))
     click.echo(f"read it with: tracekit analyze {visible(str(folder))}")

@@ -14,6 +14,7 @@ import numpy as np
 from tracekit.collectives.purpose import role_of_axis
 from tracekit.job.activity import Activity, DeviceWork, Work
 from tracekit.mesh.names import axis_of_description
+from tracekit.trace.codes import distinct_rows
 from tracekit.trace.events import BoolArray, Int8Array, Int64Array
 from tracekit.trace.steps import PHASE_NAMES
 from tracekit.units import NULL
@@ -124,7 +125,7 @@ def of_pipeline(activity: Activity, kinds: tuple[str, ...]) -> BoolArray:
 
 def on_main_stream(device: DeviceWork) -> BoolArray:
     """Work on the stream of each device that computes longest: sharding packs and unpacks its parameters on streams of its own."""
-    lane = np.unique(np.stack([device.device, device.stream]), axis=1, return_inverse=True)[1].reshape(-1)
+    lane = distinct_rows(device.device, device.stream)[1]
     busy = np.bincount(lane, np.where(device.work == Work.COMPUTE, device.end - device.start, 0))
     owner = np.zeros(len(busy), np.int64)
     owner[lane] = device.device

@@ -132,6 +132,7 @@ class Collectives:
         row = rows.iloc[int(rows["transfer_total_ns"].argmax())]
         size = f" of {format_bytes(row['full_bytes'])}" if row["full_bytes"] != NULL else ""
         speed = f" at {row['busbw_gb_s']:.3g} GB/s bus bandwidth" if row["busbw_gb_s"] == row["busbw_gb_s"] else ""
+        speed += f" (more than any device reaches: {_WRONG})" if row["busbw_gb_s"] > thresholds.IMPOSSIBLE_GB_S else ""
         where = f"along {row['axis']}" if row["axis"] else "on an unknown axis"
         purpose = f" ({row['purpose']})" if row["purpose"] != "unknown" else ""
         text = f"Most transfer time goes to the {row['kind']}{size} {where}{purpose}: {row['count']:,} of them, "
@@ -173,9 +174,15 @@ class Collectives:
         )
 
 
+_WRONG = "sizes or times in the traces are wrong there"
+
+
 def _partial(rows: pd.DataFrame) -> str:
     partial = int((~rows["complete"] & (rows["matched"] > 0)).sum())
-    return f"{partial} rows lack a rank: their transfer is an upper bound, their bandwidths lower bounds." if partial else ""
+    beyond = int((rows["busbw_gb_s"] > thresholds.IMPOSSIBLE_GB_S).sum())
+    told = [f"{partial} rows lack a rank: their transfer is an upper bound, their bandwidths lower bounds."] if partial else []
+    told += [f"{beyond} rows have a bandwidth that no device reaches: {_WRONG}."] if beyond else []
+    return " ".join(told)
 
 
 def _reason(row: dict[Any, Any]) -> str | None:

@@ -17,6 +17,7 @@ import pandas as pd
 from tracekit.analyses._common import text_of
 from tracekit.job.activity import Activity, Work
 from tracekit.job.operations import is_context
+from tracekit.trace.codes import distinct_rows
 from tracekit.trace.events import Category, Int64Array
 from tracekit.trace.steps import PHASE_NAMES, step_times
 
@@ -130,7 +131,7 @@ class _Window:
         rows = np.arange(first, last)
         rows = rows[device.end[rows] > low]
         # Streams of different devices are different lanes.
-        lane = np.unique(np.stack([device.device[rows], device.stream[rows]]), axis=1, return_inverse=True)[1].reshape(-1)
+        lane = distinct_rows(device.device[rows], device.stream[rows])[1]
         order = np.lexsort((device.start[rows], lane))
         rows, lane = rows[order], lane[order].astype(np.int64)
         category, categories = _categories(activity, rows)
