@@ -135,7 +135,7 @@ class Modules:
         if self.compute_ns:
             outside = f"{self.outside_ns / self.compute_ns:.0%} of all compute"
             lead += f" {outside} is in no module (optimizer, loss, gradients whose module is not recorded)."
-        return [Section("Time by module", lead, (Table.of("Modules", MODULES, self.rows),))]
+        return [Section("Time by module", lead, (Table.of("Modules", MODULES, self.rows),), name="modules")]
 
     def json(self) -> dict[str, Any]:
         """``modules``, and what is in none of them."""

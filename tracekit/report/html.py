@@ -62,12 +62,17 @@ def _head(document: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, A
     }
 
 
+#: Findings whose id does not begin with the analysis that shows them.
+_ANALYSIS = {"links": "stragglers"}
+
+
 def _evidence(finding: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, Any]:
     """A finding with the chapter that shows it (the one of its analysis), and the one rank that it is about."""
     ranks = (finding.get("subject") or {}).get("ranks") or []
+    subject = str(finding["id"]).partition(".")[0]
     shown = {
         "consequences": list(dict.fromkeys(finding.get("consequences") or [])),
-        "place": places.get(finding["id"].partition(".")[0], ""),
+        "place": places.get(_ANALYSIS.get(subject, subject), ""),
         "rank": ranks[0] if len(ranks) == 1 else None,
     }
     return {**finding, **shown, "gain_us": overview.gain_of(finding)}

@@ -74,7 +74,7 @@ class Hang:
         shown: list[Chart] = [charts.graph(self), charts.matrix(self), charts.waits_table(self)]
         if stacks := charts.stacks_table(self):
             shown.append(stacks)
-        return [Section("The job hangs", lead, shown)]
+        return [Section("The job hangs", lead, shown, name="hang")]
 
     def json(self) -> dict[str, Any]:
         """``hang``."""
