@@ -60,7 +60,9 @@ class CriticalWork:
         headings = {"kind": "Kind", "axis": "Axis", "rank": "Rank", "us": "On the path [us]", "pieces": "Pieces"}
         lead = "The chain of work that sets the length of a step: only what is on it can shorten one. Idle is what nothing explains."
         parts = Table("Critical path by kind, axis and rank", frame, headings, missing={"axis": "no communication"})
-        return [Section("Critical path", lead, (StackedBars("What the critical path is made of", labels, series, "us"), parts), "critical-path")]
+        return [
+            Section("Critical path", lead, (StackedBars("What the critical path is made of", labels, series, "us"), parts), "critical-path")
+        ]
 
     def json(self) -> dict[str, Any]:
         """``critical_path``: its pieces in order of time."""

@@ -98,7 +98,11 @@ class Roofline:
             f"Matrix products, convolutions and attention, {share} of all compute time, beside {limit}. "
             "Rates are of the device's dense peak; attention counts in full, masked or not."
         )
-        return [Section("Operators beside the device's limit", lead, (Table.of("Operators and shapes", ROOFLINE, self.rows, preview=0),), "roofline")]
+        return [
+            Section(
+                "Operators beside the device's limit", lead, (Table.of("Operators and shapes", ROOFLINE, self.rows, preview=0),), "roofline"
+            )
+        ]
 
     def counted_share(self) -> float | None:
         """Of all compute time, what the counted operators take."""

@@ -72,7 +72,9 @@ class WhatIf:
         lead += "".join(f" {note[0].upper()}{note[1:]}." for note in self.study.graph.notes)
         frame = _frame(self.study, self.scenarios)
         frame = frame.assign(name=[_SAID.get(name, name) for name in frame["name"]])
-        return [Section("What if", lead, (Table.of("Scenarios, mean step", SCENARIOS, frame), *_slowdown_table(self.study)), name="what-if")]
+        return [
+            Section("What if", lead, (Table.of("Scenarios, mean step", SCENARIOS, frame), *_slowdown_table(self.study)), name="what-if")
+        ]
 
     def json(self) -> dict[str, Any]:
         """``what_if``: one entry a definition; null with the reason where nothing could be replayed."""
