@@ -174,8 +174,8 @@ def _work(group: str, label: str, ranks: set[str]) -> bool:
 
 #: Where a finding of an analysis can be seen: kinds of stretches, the first that there are.
 _SEEN = {
-    "stragglers": ("late",),
-    "pipeline": ("late", "idle"),
+    "stragglers": ("late", "message"),
+    "pipeline": ("message", "late", "idle"),
     "links": ("transfer",),
     "collectives": ("transfer",),
     "overlap": ("exposed",),

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from tracekit.analyses.timeline.spans import Spans
+from tracekit.collectives.kinds import POINT_TO_POINT
 from tracekit.graph.critical import KINDS, critical_path
 from tracekit.graph.study import Study, study_of
 from tracekit.job.model import Job
@@ -18,12 +19,12 @@ from tracekit.trace.events import Int64Array
 from tracekit.trace.intervals import IntervalSet, segments_outside, subtract, union
 from tracekit.units import NS_PER_US
 
-#: Kinds of stretches: a collective from its first to its last arrival (``rank`` came last), a transfer along an axis, communication of a
-#: rank that nothing hides, a rank whose device does nothing.
-LATE, TRANSFER, EXPOSED, IDLE = "late", "transfer", "exposed", "idle"
+#: Kinds of stretches: a collective, or a send and its recv, from the first to the last arrival (``rank`` came last), a transfer along an
+#: axis, communication of a rank that nothing hides, a rank whose device does nothing.
+LATE, MESSAGE, TRANSFER, EXPOSED, IDLE = "late", "message", "transfer", "exposed", "idle"
 COLUMNS = ("step", "kind", "rank", "axis", "group", "start_us", "end_us")
 #: Stretches of one kind and step that are kept: of each rank, axis or group, and of all together.
-EACH, TOGETHER = 3, 200
+EACH, TOGETHER = 3, 5000
 #: Longest waits of a rank and step that are drawn, and waits of the whole job.
 WAITS, ALL_WAITS = 60, 40_000
 #: Pieces of the critical path of one step.
@@ -117,11 +118,12 @@ def _of_matches(job: Job, zeros: Mapping[int, int]) -> list[pd.DataFrame]:
     ):
         begin = (start - frame["zero"]) / NS_PER_US
         rank = frame["last_rank"] if kind == LATE else -1
+        told = np.where(frame["kind"].isin(POINT_TO_POINT), MESSAGE, LATE) if kind == LATE else kind
         part = pd.DataFrame(
-            {"step": frame["step"], "kind": kind, "rank": rank, "axis": frame["axis"], "group": ids[group], "start_us": begin,
+            {"step": frame["step"], "kind": told, "rank": rank, "axis": frame["axis"], "group": ids[group], "start_us": begin,
              "end_us": begin + length / NS_PER_US, "length": length}
         )  # fmt: skip
-        part = part.sort_values("length", ascending=False, kind="stable").groupby(["step", by], sort=False).head(EACH)
+        part = part.sort_values("length", ascending=False, kind="stable").groupby(["step", "kind", by], sort=False).head(EACH)
         parts.append(part.drop(columns="length"))
     return parts
 
