@@ -205,3 +205,35 @@ def test_groups_of_one_axis_are_summed_up() -> None:
     assert (row["axis"], row["groups"], row["size"], row["count"], row["rank_operations"]) == ("tp", 2, 2, 2, 4)
     assert row["duration_us"] == {"min": 40.0, "p50": 41.5, "max": 43.0}
     assert list(row["wait_us"]) == ["0", "1", "2", "3"]
+
+
+def two_groups(size: int, us: float) -> Job:
+    """Two tensor-parallel pairs: ranks 0 and 1 move 4 MiB in 100 us, ranks 2 and 3 so many elements in so many us."""
+    traces = []
+    for rank in range(4):
+        pair = [rank - rank % 2, rank - rank % 2 + 1]
+        elements, transfer = (2**20, 100.0) if rank < 2 else (size, us)
+        trace = Trace(rank, 4, groups=[group("3", "mesh_tp", pair)])
+        trace.step(1, 0, 2000)
+        trace.collective("allreduce", 100, transfer, elements=elements, group="3", description="mesh_tp", ranks=str(pair), seq=1, launch=10)
+        traces.append(trace)
+    return job_of(*traces)
+
+
+@pytest.mark.parametrize(
+    ("size", "us", "slow"),
+    [(2**20, 200, True), (2**20, 110, False), (2**21, 400, True), (2**21, 210, False), (2**19, 400, False)],
+)
+def test_of_two_groups_the_slow_one_is_found_by_its_size_and_the_rate_of_the_other(size: int, us: float, slow: bool) -> None:
+    found = [f for f in collectives.analyze(two_groups(size, us)).findings() if f.id == "collectives.slow_group"]
+    assert [f.subject.ranks for f in found] == ([(2, 3)] if slow else [])
+
+
+def test_an_uneven_all_to_all_has_the_bandwidth_of_what_was_sent() -> None:
+    traces = [Trace(rank, 2) for rank in range(2)]
+    for trace, splits in zip(traces, ("[3000, 1000]", "[2000, 2000]"), strict=True):
+        trace.step(1, 0, 1000)
+        split = {"In split size": splits}
+        trace.collective("all_to_allv", 100, 50, elements=4000, seq=1, launch=20, **split)
+    row = only(job_of(*traces))
+    assert row["busbw_gb_s"] == pytest.approx(4 * 2000 / 50_000)  # rank 1 sends half of its own, rank 0 a quarter

@@ -76,6 +76,7 @@ def join(
         matches=matches,
         coverage=everything,
         notes=list(dict.fromkeys(notes)),
+        node_of=node_of,
     )
 
 

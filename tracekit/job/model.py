@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +54,7 @@ class Job:
     standstill: Standstill | None = None
     held: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     what_if: tuple[str, ...] = ()
+    node_of: Mapping[int, str] | None = None  # node of each rank, as far as known
     settled: bool = True
 
     @property

@@ -17,6 +17,7 @@ and the bandwidth is all bytes over all transfer time. Operations whose group is
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -24,14 +25,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tracekit.analyses import _thresholds as thresholds
 from tracekit.analyses._groups import Spread, spread
 from tracekit.analyses.collectives import rows as gather
+from tracekit.analyses.collectives.slow import slow_groups
 from tracekit.findings import Finding, Section, Table
 from tracekit.job.model import Job
 from tracekit.mesh.process_groups import ProcessGroup
 from tracekit.trace.events import Int64Array
-from tracekit.units import NS_PER_US, NULL, format_bytes, format_ns, listed, microseconds
+from tracekit.units import NS_PER_US, NULL, format_bytes, format_ns, microseconds
 
 ORDER = 40
 
@@ -70,12 +71,12 @@ class Summed:
 
 @dataclass(frozen=True)
 class Collectives:
-    """``by_group`` and ``by_axis``: the same collectives, a row for each group, and for all groups of an axis together."""
+    """``by_group`` and ``by_axis``: the same collectives, a row a group, and for all groups of an axis together; ``slow``: findings."""
 
     by_group: Summed
     by_axis: Summed
     groups: list[ProcessGroup]
-    span_ns: int
+    slow: Sequence[Finding] = ()
 
     @property
     def rows(self) -> pd.DataFrame:
@@ -84,7 +85,7 @@ class Collectives:
 
     def findings(self) -> list[Finding]:
         """The costliest collective, and groups that are slower than their siblings."""
-        return [*self._costliest(), *self._slow_groups()]
+        return [*self._costliest(), *self.slow]
 
     def sections(self) -> list[Section]:
         """All collectives, by axis and by group."""
@@ -142,37 +143,6 @@ class Collectives:
     def _evidence(self, row: pd.Series[Any]) -> str:
         return f"group {self.groups[row['group']].id} in the collective table" if row["group"] >= 0 else "the collective table"
 
-    def _slow_groups(self) -> list[Finding]:
-        """Groups of one axis that do the same at less than SLOW_GROUP of their siblings' median bus bandwidth."""
-        rows = self.rows[self.rows["busbw_gb_s"].notna() & self.rows["complete"]]
-        rows = rows[(rows["group"] >= 0) & (rows["full_bytes"] != NULL)]
-        found = []
-        for same, part in rows.groupby(["axis", "kind", "purpose", "dtype", "full_bytes"], observed=True, sort=False):
-            if len(part) < 3 or not same[0]:
-                continue
-            median = float(part["busbw_gb_s"].median())
-            for row in part[part["busbw_gb_s"] < thresholds.SLOW_GROUP * median].to_dict("records"):
-                lost = int(row["transfer_total_ns"] * (1 - row["busbw_gb_s"] / median))
-                if lost > thresholds.SLOW_GROUP_COST * self.span_ns:
-                    found.append(self._slow(row, median, len(part), lost))
-        return sorted(found, key=lambda finding: -finding.weight_ns)[:5]
-
-    def _slow(self, row: dict[Any, Any], median: float, siblings: int, lost: int) -> Finding:
-        group = self.groups[row["group"]]
-        members = listed(group.ranks if group.ranks is not None else group.known, 8)
-        crosses = " It crosses nodes." if group.spans_nodes else ""
-        return Finding(
-            "collectives.slow_group",
-            "warning",
-            f"Group {group.id} of axis {group.axis} (ranks {members}) runs its {row['kind']} of {format_bytes(row['full_bytes'])} at "
-            f"{row['busbw_gb_s']:.3g} GB/s, its siblings at {median:.3g} GB/s.{crosses}",
-            value=row["busbw_gb_s"] / median,
-            unit="share",
-            evidence=f"bus bandwidth of {siblings} groups of axis {group.axis} in the collective table",
-            advice="Look at the links between these ranks: placement, a degraded network card or cable, traffic of another job.",
-            weight_ns=lost,
-        )
-
 
 _WRONG = "sizes or times in the traces are wrong there"
 
@@ -202,7 +172,7 @@ def analyze(job: Job) -> Collectives:
     """Sum up the collectives of the job."""
     span = max((window.span[1] - window.span[0] for window in job.windows), default=0)
     keyed = gather.keys(job)
-    return Collectives(_summed(job, keyed), _summed(job, gather.by_axis(job, keyed)), list(job.groups.groups), span)
+    return Collectives(_summed(job, keyed), _summed(job, gather.by_axis(job, keyed)), list(job.groups.groups), slow_groups(job, span))
 
 
 def _summed(job: Job, keyed: gather.Keyed) -> Summed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from tracekit.analyses._common import UNKNOWN_AXIS, codes
@@ -16,6 +17,7 @@ from tracekit.schema import Column, table
 from tracekit.trace.events import BoolArray, Int64Array
 from tracekit.units import NULL
 
+Floats = npt.NDArray[np.float64]
 #: More sizes than this of one group, kind, purpose and element type are put into one row.
 MOST_SIZES = 64
 
@@ -213,6 +215,7 @@ def rows(job: Job, keyed: Keyed, duration: Spread, transfer: Spread, complete: B
         single = np.where((full != NULL) & (transfer.median > 0), full / transfer.median, np.nan)
         several = np.where((moved != NULL) & (moved > 0) & (transfer.total > 0), moved / transfer.total, np.nan)
     algbw = np.where(keyed.folded, several, single)
+    uneven = _uneven(job, keyed, count, transfer)
     sizes = [2 if k in ("send", "recv") else job.groups[int(g)].size if g >= 0 else 0 for k, g in zip(head["kind"], group, strict=True)]
     factors = [busbw_factor(str(kind), size) if size > 1 else None for kind, size in zip(head["kind"], sizes, strict=True)]
     factor = np.array([np.nan if value is None else value for value in factors])
@@ -235,10 +238,27 @@ def rows(job: Job, keyed: Keyed, duration: Spread, transfer: Spread, complete: B
             "transfer_ns": transfer.median,
             "transfer_total_ns": transfer.total,
             "algbw_gb_s": algbw,
-            "busbw_gb_s": algbw * factor,
+            "busbw_gb_s": np.where(uneven > 0, uneven, algbw * factor),
             "matched_by": np.where(matched == 0, "none", np.where(by_order, "order", "seq")),
         }
     )
+
+
+def _uneven(job: Job, keyed: Keyed, count: int, transfer: Spread) -> Floats:
+    """Bus bandwidth [GB/s] of all-to-alls by what the rank that sends most really sent; NaN for everything else."""
+    operations = job.operations
+    chosen = (operations["match"].to_numpy() >= 0) & (operations["kind"] == "all_to_all").to_numpy()
+    chosen &= operations["sent_bytes"].to_numpy() != NULL
+    result = np.full(count, np.nan)
+    if not chosen.any():
+        return result
+    frame = pd.DataFrame({"key": keyed.key, "match": operations["match"], "sent": operations["sent_bytes"]})[chosen]
+    most = frame.groupby(["key", "match"])["sent"].max().groupby("key").agg(["median", "sum"])
+    at = most.index.to_numpy(np.int64)
+    single, several = (most[name].to_numpy(np.float64) for name in ("median", "sum"))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        result[at] = np.where(keyed.folded[at], several / transfer.total[at], single / transfer.median[at])
+    return np.where(np.isfinite(result), result, np.nan)
 
 
 def waits(job: Job, key: Int64Array, count: int) -> list[dict[int, int]]:

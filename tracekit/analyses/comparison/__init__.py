@@ -18,7 +18,7 @@ from tracekit.analyses.comparison import implied as implied
 from tracekit.analyses.comparison.lines import DIFFERS, MATCH, NOT_MEASURED, Line
 from tracekit.analyses.comparison.tables import LINES, LINKS, lines_frame, lines_table, links_frame, links_table
 from tracekit.estimate.hardware import Hardware, hardware_of
-from tracekit.findings import Finding, Section, Severity, StackedArea
+from tracekit.findings import Finding, Section, Severity, StackedArea, Subject
 from tracekit.job.model import Job
 from tracekit.units import format_bytes
 
@@ -146,9 +146,29 @@ def _slow_links(found: Sequence[Link], hardware: Hardware | None) -> list[Findin
         return []
     result = []
     for link in found:
-        if link.best_gb_s is not None:
-            share = link.best_gb_s / hardware.inside.gb_s
-            text = f"Collectives of axis {link.axis} reach {link.best_gb_s:.1f} GB/s at best, {100 * share:.0f}% of {hardware.inside.name}."
-            severity: Severity = "info"
-            result.append(Finding("comparison.link", severity, text, share, "share", "links"))
+        best = next((call for call in link.large if _shows_bandwidth(call, link, hardware)), None)
+        if best is None:
+            continue
+        rate, _, _, inside = best
+        name, peak = path(link, hardware, inside)
+        doubt = ", if its ranks share a node (no host names)" if link.crosses is None else ""
+        crosses = f"{link.axis} crosses nodes at" if link.crosses else f"Communication along {link.axis} reaches"
+        text = f"{crosses} {rate:.1f} GB/s at best, {rate / peak:.0%} of {name}{doubt}."
+        result.append(Finding("comparison.link", "info", text, rate / peak, "share", "Links", subject=Subject(axis=link.axis)))
     return result
+
+
+def _shows_bandwidth(call: tuple[float, float, int, int], link: Link, hardware: Hardware) -> bool:
+    """Whether moving its bytes takes longer than the latency of its steps, on the link as sold."""
+    _, sent, steps, inside = call
+    latency = hardware.outside.latency_us if link.crosses else hardware.inside.latency_us
+    return sent / path(link, hardware, inside)[1] / 1000 >= latency * steps
+
+
+def path(link: Link, hardware: Hardware, inside: int) -> tuple[str, float]:
+    """(name, GB/s of one rank) of the slowest part of the way: between nodes all ``inside`` ranks of a node share the ports of the ring."""
+    if not link.crosses:
+        return hardware.inside.name, hardware.inside.gb_s
+    ports = hardware.outside.gb_s * inside
+    name = hardware.outside.name if inside == 1 else f"{inside} ports of {hardware.outside.name}"
+    return (name, ports) if inside == 1 or ports < hardware.inside.gb_s else (hardware.inside.name, hardware.inside.gb_s)

@@ -32,16 +32,18 @@ LINES = table(
     Column("tolerance", "float64", "share", "largest difference that is a match; 0: they have to be equal", "", "tolerance"),
 )
 _FEW = "too few collectives, or all of one size"
+_NO_LATENCY = f"{_FEW}, or time is proportional to size"
 LINKS = table(
     "links",
     Column("axis", "str", "", "mesh axis", "Axis", "axis"),
     Column("operations", "int64", "", "matched collectives that were looked at", "Collectives", "operations"),
-    Column("latency", "float64", "us", "of one logical step (alpha)", "Latency of a step", "latency_us", _FEW),
+    Column("latency", "float64", "us", "of one logical step (alpha)", "Latency of a step", "latency_us", _NO_LATENCY),
     Column("gb_s", "float64", "GB/s", "1 / beta", "Bandwidth", "gb_s", "too few collectives, or time does not grow with size"),
     Column("residual", "float64", "share", "median of abs(predicted - measured) / measured", "Residual", "residual", _FEW),
     Column("best_gb_s", "float64", "GB/s", "highest bus bandwidth of one collective", "Best seen", "best_gb_s"),
     Column("peak_gb_s", "object", "GB/s", "of the device's link within a node; `null` for a device that is no preset", "", "peak_gb_s"),
-    Column("problem", "str", "", "why there is no line; empty where there is one", "", "problem"),
+    Column("problem", "str", "", "what the fit does not tell, and why; empty where it tells all", "", "problem"),
+    Column("crosses", "object", "", "calls that leave a node were looked at for the best; `null`: not known", "", "crosses_nodes"),
 )
 #: Headings where the figure beside the measured one is what other traffic of the job implies.
 _IMPLIED = {"shown_predicted": "Implied", "ratio": "Measured / implied"}
@@ -95,6 +97,7 @@ def links_frame(links: Sequence[Link], hardware: Hardware | None) -> pd.DataFram
             "best_gb_s": [link.best_gb_s for link in links],
             "peak_gb_s": pd.Series([hardware.inside.gb_s if hardware is not None else None] * len(links), dtype=object),
             "problem": [link.problem for link in links],
+            "crosses": pd.Series([link.crosses for link in links], dtype=object),
         }
     )
 
