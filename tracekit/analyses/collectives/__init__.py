@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from tracekit.analyses import _thresholds as thresholds
 from tracekit.analyses._groups import Spread, spread
 from tracekit.analyses.collectives import rows as gather
 from tracekit.analyses.collectives.slow import slow_groups
