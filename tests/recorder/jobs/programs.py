@@ -16,6 +16,9 @@ import warnings
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
+from loops import hf_trainer, lightning  # of this folder, which is first on the path of the script
+from models import Conv, Gpt, Lstm, image_batch, text_batch, words_loss
+from sharing import TensorSequence, ring_attention
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
@@ -23,78 +26,6 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
-
-WORDS, LENGTH, WIDTH = 50, 12, 32
-
-
-class Block(nn.Module):
-    """Attention and MLP of a small GPT."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x):
-        batch, length, _ = x.shape
-        q, k, v = (part.view(batch, length, 4, -1).transpose(1, 2) for part in self.qkv(self.norm1(x)).chunk(3, -1))
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.proj(mixed.transpose(1, 2).reshape(batch, length, -1))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
-
-
-class Gpt(nn.Module):
-    """With the head's weight tied to the embedding's, positions as a buffer."""
-
-    def __init__(self, tied: bool = True, recomputed: bool = False) -> None:
-        super().__init__()
-        self.wte = nn.Embedding(WORDS, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(2))
-        self.norm = nn.LayerNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, WORDS, bias=False)
-        self.recomputed = recomputed
-        if tied:
-            self.head.weight = self.wte.weight
-        self.register_buffer("positions", torch.randn(LENGTH, WIDTH))
-
-    def forward(self, ids):
-        x = self.wte(ids) + self.positions
-        for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False) if self.recomputed else block(x)
-        return self.head(self.norm(x))
-
-
-class Conv(nn.Module):
-    """Convolutions with batch norm."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
-        self.head = nn.Linear(8, 10)
-
-    def forward(self, x):
-        return self.head(self.body(x).mean((2, 3)))
-
-
-class Lstm(nn.Module):
-    """A language model over words."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder, self.rnn, self.decoder = nn.Embedding(WORDS, WIDTH), nn.LSTM(WIDTH, WIDTH, 2), nn.Linear(WIDTH, WORDS)
-
-    def forward(self, ids):
-        return self.decoder(self.rnn(self.encoder(ids))[0])
-
-
-def ids():
-    return torch.randint(0, WORDS, (4, LENGTH))
-
-
-def words_loss(out, goal):
-    return F.cross_entropy(out.flatten(0, 1), goal.flatten())
 
 
 def usual(model, optimizer, batch, loss_of, *, clip=0.0, zero_first=True):
@@ -114,14 +45,6 @@ def usual(model, optimizer, batch, loss_of, *, clip=0.0, zero_first=True):
         return loss
 
     return model, optimizer, step
-
-
-def text_batch():
-    return ids(), ids()
-
-
-def image_batch():
-    return torch.randn(4, 3, 12, 12), torch.randint(0, 10, (4,))
 
 
 def ddp_conv():
@@ -327,6 +250,39 @@ def accelerate():
     return plain, optimizer, step  # users hold on to the model that they made
 
 
+def autocast_scaled():
+    """Half precision with a scaler: its first scale is too large, so steps are skipped, one of them in the window."""
+    model = DistributedDataParallel(Gpt())
+    optimizer, scaler = torch.optim.AdamW(model.parameters(), lr=1e-3), torch.amp.GradScaler("cpu", init_scale=2.0**16)
+
+    def step(number):
+        inputs, goal = text_batch()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = words_loss(model(inputs), goal)
+        scaler.scale(loss * (float("inf") if number == 4 else 1.0)).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        return loss
+
+    return model, optimizer, step
+
+
+def tensor_sequence():
+    """Attention and MLP split over ranks, norms on a share of the tokens, the loss on a sharded vocabulary."""
+    model, mesh = TensorSequence(), init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    model.share(mesh)
+    return usual(model, torch.optim.AdamW(model.parameters(), lr=3e-3, foreach=True), text_batch, words_loss)
+
+
+def ring():
+    """Each rank holds half of the sequence; keys and values go around by send and receive; gradients are averaged by DDP."""
+    model = DistributedDataParallel(ring_attention())
+    return usual(model, torch.optim.SGD(model.parameters(), 0.1), lambda: (torch.randn(2, 8, 16), torch.zeros(2, 8, 16)), F.mse_loss)
+
+
 PROGRAMS = {
     "ddp_conv": ddp_conv,
     "ddp_gpt_accumulating": ddp_gpt_accumulating,
@@ -346,13 +302,22 @@ PROGRAMS = {
     "deepspeed_zero2": lambda: deepspeed(2),
     "deepspeed_zero3": lambda: deepspeed(3),
     "accelerate": accelerate,
+    "autocast_scaled": autocast_scaled,
+    "tensor_sequence": tensor_sequence,
+    "ring_attention": ring,
 }
+#: Frameworks that have the loop themselves: called with the number of steps and a folder, '' where nothing is to be recorded.
+LOOPS = {"hf_trainer": hf_trainer, "lightning": lightning}
+SAME_DATA = ("tensor_parallel", "tensor_sequence")
 
 
 def main(name: str, steps: str, folder: str = "") -> None:
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo")
     torch.manual_seed(0)
+    if name in LOOPS:
+        LOOPS[name](int(steps), folder)
+        return
     model, optimizer, step = PROGRAMS[name]()
     recording = contextlib.nullcontext()
     if folder:
@@ -361,7 +326,7 @@ def main(name: str, steps: str, folder: str = "") -> None:
         recording = record(folder, model=model, optimizer=optimizer, wait=2, warmup=1, active=2)
     with recording as recorder:
         for number in range(int(steps)):
-            torch.manual_seed(1000 * number + (dist.get_rank() if name != "tensor_parallel" else 0))
+            torch.manual_seed(1000 * number + (dist.get_rank() if name not in SAME_DATA else 0))
             print(f"rank {dist.get_rank()} step {number}: {float(step(number))!r}")
             if recorder is not None:
                 recorder.step()
