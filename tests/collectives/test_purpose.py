@@ -97,6 +97,22 @@ def listed(*rows: dict[str, Any]) -> list[str]:
     return purposes(table(*[{"full_bytes": BIG, **row} for row in rows])).astype(str).tolist()
 
 
+@pytest.mark.parametrize(
+    ("forward", "expected"),
+    [
+        ({0: ["send", "recv"], 1: ["send", "recv"]}, "unknown"),  # a ring, or neighbours that exchange
+        ({0: ["send"], 1: ["recv"]}, "pipeline"),
+        ({0: ["send"], 1: ["recv", "send"], 2: ["recv"]}, "pipeline"),  # the stage in the middle does both
+        ({0: ["send", "recv", "send"], 1: ["recv", "send", "recv"]}, "pipeline"),  # two stages a rank
+        ({0: ["send", "recv"]}, "pipeline"),  # of one rank nothing follows
+    ],
+)
+def test_where_all_ranks_send_as_much_as_they_receive_in_forward_there_is_no_pipeline(forward, expected) -> None:
+    rows = [operation(rank, kind, 10 * i, 5, phase="forward") for rank, kinds in forward.items() for i, kind in enumerate(kinds)]
+    rows += [operation(rank, "send", 90, 5, phase="backward") for rank in forward]
+    assert set(purposes(table(*rows))) == {expected}
+
+
 def test_gathers_and_scatters_of_one_tensor_group_are_sequence_parallel() -> None:
     rows = [operation(0, kind, 0, 10, axis="tp") for kind in ("all_gather", "reduce_scatter", "all_reduce")]
     assert listed(*rows) == ["sequence_parallel", "sequence_parallel", "tensor_parallel"]

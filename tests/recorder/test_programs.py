@@ -38,6 +38,11 @@ KNOWN = {
     "deepspeed_zero2": ({"dp_shard": 2}, None, None),
     "deepspeed_zero3": ({"dp_shard": 2}, None, None),
     "accelerate": ({"dp_replicate": 2}, "AdamW", {("all_reduce", "gradient_sync"): 1, ("broadcast", "parameter_sync"): 1}),
+    "autocast_scaled": ({"dp_replicate": 2}, "AdamW", {("all_reduce", "gradient_sync"): 1, ("broadcast", "parameter_sync"): 1}),
+    "tensor_sequence": ({"tp": 2}, "AdamW", {("all_gather", "sequence_parallel"): 11, ("reduce_scatter", "sequence_parallel"): 10}),
+    "ring_attention": ({"dp_replicate": 2}, "SGD", {("all_reduce", "gradient_sync"): 1, ("send", "unknown"): 2, ("recv", "unknown"): 2}),
+    "hf_trainer": ({"dp_replicate": 2}, "AdamW", {("all_reduce", "gradient_sync"): 1}),
+    "lightning": ({"dp_replicate": 2}, "AdamW", {("all_reduce", "gradient_sync"): 1}),
 }
 SHORT = ("pipeline_1f1b",)
 RUNS = [pytest.param(name, marks=() if name in SHORT else pytest.mark.frameworks) for name in KNOWN]
@@ -51,8 +56,8 @@ def losses(name, *arguments, **environment):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_its_losses_are_the_same_and_what_is_said_of_it_is_true(name, tmp_path):
-    for package in ("deepspeed", "accelerate"):
-        if name.startswith(package) and importlib.util.find_spec(package) is None:
+    for start, package in (("deepspeed", "deepspeed"), ("accelerate", "accelerate"), ("hf", "transformers"), ("lightning", "lightning")):
+        if name.startswith(start) and importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
     plain, _ = losses(name)
     assert len(plain) == 16

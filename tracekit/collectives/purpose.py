@@ -15,7 +15,9 @@ An axis has a role (``role_of_axis``): tensor, context, expert, pipeline, shardi
       optimizer phase, DDP ranges
     context axis                              everything -> context_parallel (on an axis called sp: all_gather, reduce_scatter ->
                                               sequence_parallel)
-    pipeline axis, ``PP:`` ranges             send, recv, send_recv, broadcast -> pipeline; send, recv anywhere else as well
+    pipeline axis, ``PP:`` ranges             send, recv, send_recv, broadcast -> pipeline; send, recv anywhere else as well, but not
+                                              where all ranks send as much as they receive in forward: a pipeline has two ends, so that is
+                                              a ring or an exchange with neighbours, and what for is unknown
     tensor axis                               all_gather, reduce_scatter -> sequence_parallel where the group shows both, else
                                               tensor_parallel; there all_reduce in backward or optimizer -> gradient_sync (of norms, that
                                               saw a share of the tokens); everything else -> tensor_parallel
@@ -99,6 +101,7 @@ class _Seen:
     outside: bool
     gathers_and_scatters: bool
     scatters_backward_only: bool
+    exchanges: bool
 
     @property
     def role(self) -> str:
@@ -172,7 +175,7 @@ _RULES: tuple[tuple[Callable[[_Seen], bool], Callable[[_Seen], str | None]], ...
     (_replicated, _by(all_reduce="gradient_sync")),
     (lambda s: s.role == "context", _context),
     (lambda s: s.role == "pipeline" or s.context.startswith("PP:"), _PIPELINE),
-    (lambda s: s.kind in ("send", "recv"), lambda _: "pipeline"),
+    (lambda s: s.kind in ("send", "recv"), lambda s: "unknown" if s.exchanges else "pipeline"),
     (lambda s: s.role == "tensor", _tensor),
     (_in_fsdp, _by(all_gather="parameter_gather", broadcast="parameter_sync", **_GRADIENTS)),
     (lambda s: s.role == "embedding", _by(all_reduce="gradient_sync")),
@@ -238,8 +241,21 @@ def _keys(operations: pd.DataFrame) -> pd.DataFrame:
             "outside": bool((step != NULL).any()) & (step == NULL) & (launch == NULL),
             "gathers_and_scatters": group.isin(gathers & set(group[kind == "reduce_scatter"])),
             "scatters_backward_only": group.isin(gathers & (backward - forward)),
+            "exchanges": group.isin(_exchanging(operations, kind, phase)),
         }
     )
+
+
+def _exchanging(operations: pd.DataFrame, kind: pd.Series, phase: pd.Series) -> list[int]:
+    """Groups in which every rank sends as often as it receives in the forward of a step."""
+    sent = kind == "send"
+    chosen = (sent | (kind == "recv")) & (phase == "forward") & (operations["group"] >= 0)
+    if not chosen.any():
+        return []
+    part = operations.loc[chosen, ["group", "rank"]].assign(balance=np.where(sent[chosen], 1, -1))
+    balance = part.groupby(["group", "rank"])["balance"].sum()
+    told = balance.eq(0).groupby("group").agg(["all", "size"])
+    return [int(group) for group in told.index[told["all"] & (told["size"] > 1)]]
 
 
 def _expert_turns(operations: pd.DataFrame, codes: Int64Array) -> None:
