@@ -29,6 +29,8 @@ def purpose(kind: str, **where: Any) -> str:
         ("all_reduce", {"axis": "world", "phase": "backward"}, "gradient_sync"),
         ("all_reduce", {"axis": "", "phase": "backward"}, "gradient_sync"),
         ("all_reduce", {"axis": "dp"}, "gradient_sync"),
+        # whether a parameter was used, of each (find_unused_parameters)
+        ("all_reduce", {"axis": "dp", "phase": "backward", "dtype": "int32", "context": "torch.distributed.ddp.reducer"}, "metrics"),
         ("all_reduce", {"context": "torch.distributed.ddp.reducer::copy_bucket_to_view"}, "gradient_sync"),
         # FSDP and HSDP, by the ranges torch writes or by the axis
         ("all_gather", {"axis": "world", "phase": "forward", "context": "FSDP::all_gather (layers.0)"}, "parameter_gather"),

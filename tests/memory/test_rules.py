@@ -72,6 +72,20 @@ def test_born_in_the_optimizer_and_kept_is_its_state() -> None:
     assert owners(trace) == {A: "optimizer_state", B: "temporaries", D: "unattributed"}
 
 
+def test_a_step_with_a_closure_has_forward_and_backward_inside() -> None:
+    trace = MemoryTrace(backend="gloo", device=None)
+    trace.step(1, 0, 1000)
+    trace.annotation("Optimizer.step#LBFGS.step", 50, 800)
+    trace.annotation("forward", 100, 200)
+    trace.annotation("backward", 300, 200)
+    for start, end, address in ((150, 400, A), (350, 930, B), (600, None, C), (650, 700, D)):
+        trace.alloc(start, address, 8)
+        if end is not None:
+            trace.free(end, address)
+    trace.alloc(990, 0x9000, 1)
+    assert {a: owners(trace)[a] for a in (A, B, C, D)} == {A: "activations", B: "gradients", C: "optimizer_state", D: "temporaries"}
+
+
 def test_born_before_the_first_forward_and_never_freed_are_parameters_otherwise_inputs() -> None:
     trace = step()
     trace.alloc(-50, A, 800)

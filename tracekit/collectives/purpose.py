@@ -10,6 +10,7 @@ An axis has a role (``role_of_axis``): tensor, context, expert, pipeline, shardi
       named dispatch or combine
     Transformer Engine's userbuffers          everything -> tensor_parallel
     loss axis, or a range named loss          all_reduce -> loss
+    of integers                               all_reduce -> metrics: counts of tokens, DDP's list of parameters that were used
     at most 64 bytes, not in backward         all_reduce -> loss in forward on a data axis or the world; else metrics
     context or expert axis; backward,         all_reduce -> gradient_sync (of the weights that all its ranks hold alike)
       optimizer phase, DDP ranges
@@ -52,6 +53,8 @@ from tracekit.vocabulary import PURPOSES, AxisRole
 
 #: A scalar or a handful of them: a loss, a norm, a counter.
 TINY_BYTES = 64
+
+_INTEGERS = ("int64", "int32", "int16", "uint8", "int8")
 
 _TENSOR = {"tp", "etp", "tensor", "model", "mp"}
 _CONTEXT = {"cp", "sp", "context", "ring", "ulysses"}
@@ -98,6 +101,7 @@ class _Seen:
     context: str
     implementation: str
     tiny: bool
+    integers: bool
     outside: bool
     gathers_and_scatters: bool
     scatters_backward_only: bool
@@ -172,6 +176,7 @@ _RULES: tuple[tuple[Callable[[_Seen], bool], Callable[[_Seen], str | None]], ...
     (lambda s: s.implementation == "userbuffers", lambda _: "tensor_parallel"),
     (_named_loss, _by(all_reduce="loss")),
     (lambda s: s.kind == "all_reduce" and s.tiny and s.phase != "backward", _tiny),
+    (lambda s: s.kind == "all_reduce" and s.integers and s.role != "tensor", lambda _: "metrics"),
     (_replicated, _by(all_reduce="gradient_sync")),
     (lambda s: s.role == "context", _context),
     (lambda s: s.role == "pipeline" or s.context.startswith("PP:"), _PIPELINE),
@@ -238,6 +243,7 @@ def _keys(operations: pd.DataFrame) -> pd.DataFrame:
             "context": _text(operations, "context"),
             "implementation": _text(operations, "implementation"),
             "tiny": (full != NULL) & (full <= TINY_BYTES),
+            "integers": _text(operations, "dtype").isin(_INTEGERS),
             "outside": bool((step != NULL).any()) & (step == NULL) & (launch == NULL),
             "gathers_and_scatters": group.isin(gathers & set(group[kind == "reduce_scatter"])),
             "scatters_backward_only": group.isin(gathers & (backward - forward)),
@@ -271,7 +277,7 @@ def _expert_turns(operations: pd.DataFrame, codes: Int64Array) -> None:
         return
     part = operations.iloc[rows]
     combine, named = _named_combine(part)
-    counts = _text(part, "dtype").isin(["int64", "int32", "int16", "uint8", "int8"]).to_numpy()
+    counts = _text(part, "dtype").isin(_INTEGERS).to_numpy()
     backward = (_text(part, "phase") == "backward").to_numpy()
     frame = pd.DataFrame(
         {

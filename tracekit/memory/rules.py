@@ -126,7 +126,8 @@ def _buckets_are_gradients(lives: _Lives, category: Int8Array) -> None:
 
 def _by_phase(lives: _Lives, give: Give) -> None:
     phase, hint, gone = lives.birth.phase, lives.birth.hint, lives.death.hint
-    optimizer = (phase == OPTIMIZER) | (hint == Hint.OPTIMIZER)
+    # A step with a closure (Lightning's always, LBFGS) has forward and backward inside of its range.
+    optimizer = (phase == OPTIMIZER) | ((hint == Hint.OPTIMIZER) & (phase != FORWARD) & (phase != BACKWARD))
     give(lives.unsure & optimizer & _many_of_a_kind(lives), OPTIMIZER_STATE)
     give(lives.unsure & (phase != FORWARD), UNKNOWN)
     give(optimizer & lives.leaves, OPTIMIZER_STATE)

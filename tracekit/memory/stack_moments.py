@@ -95,13 +95,13 @@ def _without_python(entries: Entries) -> BoolArray:
 
 
 def _of_stacks(stacks: Stacks, stack: Int32Array) -> tuple[Int8Array, Int8Array]:
-    """(hint, phase) of each stack: the innermost hint, backward before optimizer before forward."""
+    """(hint, phase) of each stack: the innermost hint; backward before forward before the optimizer, whose step may call both."""
     found = [_of_frame(stacks, place) for place in range(len(stacks.frames))] or [(0, 0)]
     hint_of_frame, phase_of_frame = (np.array([row[i] for row in found], np.int8) for i in range(2))
     hinting = stacks.first(hint_of_frame > 0)
     hint = np.where(hinting >= 0, hint_of_frame[hinting], np.int8(0))
     phase = np.zeros(len(hint), np.int8)
-    for kind in (FORWARD, OPTIMIZER, BACKWARD):  # the strongest last
+    for kind in (OPTIMIZER, FORWARD, BACKWARD):  # the strongest last
         phase[stacks.first(phase_of_frame == kind) >= 0] = kind
     known = np.maximum(stack, 0)
     return hint[known], phase[known]
