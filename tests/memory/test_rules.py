@@ -86,6 +86,21 @@ def test_a_step_with_a_closure_has_forward_and_backward_inside() -> None:
     assert {a: owners(trace)[a] for a in (A, B, C, D)} == {A: "activations", B: "gradients", C: "optimizer_state", D: "temporaries"}
 
 
+def test_what_backward_frees_again_is_no_gradient_though_it_is_in_pieces() -> None:
+    trace = MemoryTrace(backend="gloo", device=None)
+    trace.step(1, 0, 8000)
+    trace.annotation("Optimizer.step#LBFGS.step", 50, 7900)
+    trace.annotation("forward", 100, 200)
+    trace.annotation("backward", 300, 200)
+    trace.annotation("backward", 4000, 200)
+    trace.alloc(350, A, 8)
+    trace.alloc(360, B, 8)
+    trace.free(4100, A)
+    trace.free(7990, B)
+    trace.alloc(7995, 0x9000, 1)
+    assert {a: owners(trace)[a] for a in (A, B)} == {A: "temporaries", B: "gradients"}
+
+
 def test_born_before_the_first_forward_and_never_freed_are_parameters_otherwise_inputs() -> None:
     trace = step()
     trace.alloc(-50, A, 800)

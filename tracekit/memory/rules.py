@@ -135,7 +135,9 @@ def _by_phase(lives: _Lives, give: Give) -> None:
     backward = phase == BACKWARD
     sharded = bool((hint == Hint.REDUCE).any())
     give(backward & ((gone == Hint.REDUCE) | (gone == Hint.ACCUMULATE) | (sharded & (gone == Hint.ACCUMULATED))), UNSHARDED)
-    give(backward & lives.leaves, GRADIENTS)
+    # Work between pieces of one backward (inside the range of a closure, or a pause) makes it several stretches.
+    within = lives.death.known & (lives.death.phase == BACKWARD) & (lives.death.time < lives.next_forward)
+    give(backward & lives.leaves & ~within, GRADIENTS)
     give(backward, TEMPORARIES)
     forward = phase == FORWARD
     stays = lives.alive & (lives.next_forward != np.iinfo(np.int64).max)
