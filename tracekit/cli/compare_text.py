@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import IO
 
+from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
@@ -12,11 +13,12 @@ from tracekit.checks.check import Checked, Row
 from tracekit.cli.terminal import console, fitted, text
 from tracekit.compare.causes import Cause
 from tracekit.compare.changes import Comparison
+from tracekit.compare.held import OwnerMoved
 from tracekit.compare.words import headline, phrase, sizes
 from tracekit.report.check import limit_text
 from tracekit.report.compare import gated
 
-MOST_CAUSES, MOST_CONSEQUENCES, MOST_PASSED = 12, 6, 12
+MOST_CAUSES, MOST_CONSEQUENCES, MOST_PASSED, MOST_OWNERS = 12, 6, 12, 10
 _HEADINGS = ("", "quantity", "base -> new", "limit", "because")
 
 
@@ -37,8 +39,21 @@ def print_comparison(comparison: Comparison, found: Sequence[Cause], page: str |
     rest = len(shown) - MOST_CAUSES
     if rest > 0:
         out.print(text(f"  and {rest} more", "dim"))
+    _print_owners(comparison.owners, out)
     if page is not None:
         out.print(text(f"Page: {page}", "bold"), soft_wrap=True)
+
+
+def _print_owners(owners: Sequence[OwnerMoved], out: Console) -> None:
+    """What is new, gone, larger and smaller at the ends of the snapshots."""
+    if not owners:
+        return
+    out.print(text("Owners of memory at the end of the snapshots, the largest changes first:", "bold"))
+    rows = [[text(cell) for cell in (f"rank {o.rank}", o.device, o.change.kind, o.owner, o.sizes)] for o in owners[:MOST_OWNERS]]
+    table = fitted(out, ("rank", "device", "", "owner", "base -> new"), [True] * 5, rows)
+    out.print(Padding(table, (0, 0, 0, 2), expand=False))
+    if len(owners) > MOST_OWNERS:
+        out.print(text(f"  and {len(owners) - MOST_OWNERS} more (--json and the page hold them)", "dim"))
 
 
 def print_check(checked: Checked, stream: IO[str]) -> None:

@@ -38,6 +38,7 @@ def align(base: Side, new: Side) -> Alignment:
     runs = [*base, *new]
     notes: list[str] = []
     steps = _steps(base, new, notes)
+    notes += [note for name, side in (("BASE", base), ("NEW", new)) for note in _at_least(name, side)]
     if _different_jobs(base, new, notes):
         axis = _stage_axis(runs)
         how = f"by their place on {axis}" if axis else "all together"
@@ -48,6 +49,15 @@ def align(base: Side, new: Side) -> Alignment:
     if shared != everybody:
         notes.append(f"{len(everybody - shared)} of {len(everybody)} ranks are in some recordings only and are left out")
     return Alignment(shared, steps, "", notes)
+
+
+def _at_least(name: str, side: Side) -> list[str]:
+    """A sentence where peaks of memory are lower bounds."""
+    ranks = sorted({rank for run in side for rank in run.at_least})
+    if not ranks:
+        return []
+    of = f"of rank{'s' if len(ranks) > 1 else ''} {_few(ranks)}"
+    return [f"peak memory {of} in {name} is at least what is shown: what was allocated before its recording is not in it"]
 
 
 def _different_jobs(base: Side, new: Side, notes: list[str]) -> bool:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 
 from tracekit.compare.align import Alignment, Samples, Side, align, array, samples, typical
 from tracekit.compare.figures import FAMILIES, MOST_OPERATORS, MOST_UNITS, Quantity, Rule
+from tracekit.compare.held import OwnerMoved, owners_moved
 from tracekit.compare.statistics import Values, Verdict, judge, spread_of
 
 Outcome = Literal["same", "noise", "worse", "better", "changed", "not_measured"]
@@ -28,7 +29,8 @@ class Change:
     """One quantity on both sides. ``base`` and ``new`` are means over ranks of the typical step [unit], None where not measured.
 
     ``ranks`` are those (or the stages) whose value changed, of exact quantities; ``rank`` is set where one rank is looked at alone.
-    ``relative`` is (new - base) / base, None for a base of 0. ``noise`` is what a change must exceed, relative.
+    ``relative`` is (new - base) / base, None for a base of 0. ``noise`` is what a change must exceed, relative. ``at_least``: the sides
+    (BASE, NEW) on which it is a lower bound.
     """
 
     key: str
@@ -46,6 +48,7 @@ class Change:
     rank: int | None = None
     higher_is_better: bool = False
     why: str = ""
+    at_least: tuple[str, ...] = ()
 
     @property
     def difference(self) -> float:
@@ -60,13 +63,17 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Both sides and every quantity of either, as they come in the figures. ``step_us`` is the base's step, None where not measured."""
+    """Both sides and every quantity of either, as they come in the figures. ``step_us`` is the base's step, None where not measured.
+
+    ``owners``: what is new, gone, larger and smaller at the end of the snapshots of each rank.
+    """
 
     base: Side
     new: Side
     alignment: Alignment
     changes: list[Change]
     step_us: float | None
+    owners: list[OwnerMoved] = field(default_factory=list)
 
     def by_key(self) -> dict[str, Change]:
         """The changes by key."""
@@ -91,7 +98,7 @@ def compare(base: Side, new: Side) -> Comparison:
             changes.append(change)
         if _BY_RANK.fullmatch(pair.quantity.key) and not alignment.by_role:
             changes += _single_ranks(pair, noise)
-    return Comparison(base, new, alignment, changes, step)
+    return Comparison(base, new, alignment, changes, step, [] if alignment.by_role else owners_moved(base[0].held, new[0].held))
 
 
 @dataclass(frozen=True)
@@ -112,6 +119,8 @@ class _Pair:
         self.alignment = alignment
         self.values: list[list[Samples]] = []
         self.why = ""
+        sides = (("BASE", base), ("NEW", new)) if quantity.key == "memory.peak" else ()
+        self.at_least = tuple(name for name, runs in sides if any(run.at_least for run in runs))
         for name, runs, keyed in (("BASE", base, found[0]), ("NEW", new, found[1])):
             rows = []
             for run, quantities in zip(runs, keyed, strict=True):
@@ -202,7 +211,7 @@ def _steps_spread(pairs: Mapping[str, _Pair]) -> float:
 def _change(pair: _Pair, noise: _Noise) -> Change:
     quantity = pair.quantity
     blank = Change(quantity.key, quantity.label, quantity.unit, quantity.rule, "not_measured", None, None, why=pair.why)
-    blank = replace(blank, higher_is_better=quantity.higher_is_better, base=_known(pair, 0), new=_known(pair, 1))
+    blank = replace(blank, higher_is_better=quantity.higher_is_better, base=_known(pair, 0), new=_known(pair, 1), at_least=pair.at_least)
     if not pair.roles():
         return replace(blank, why=pair.why or "no rank has it in every recording")
     old, now = pair.middle(0), pair.middle(1)

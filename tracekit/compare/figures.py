@@ -18,6 +18,7 @@ from typing import Any, Literal
 import msgspec
 
 from tracekit.compare.families import family
+from tracekit.compare.held import Held, held_in
 
 #: How a quantity is held against another run's: equal; within a share; beyond noise; shown only.
 Rule = Literal["exact", "peak", "time", "detail"]
@@ -57,7 +58,10 @@ class Quantity(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """One recording. ``steps`` are (rank, step number or NO_STEP), ``axes`` the mesh as (name, size), ``roles`` rank -> coordinates."""
+    """One recording. ``steps`` are (rank, step number or NO_STEP), ``axes`` the mesh as (name, size), ``roles`` rank -> coordinates.
+
+    ``at_least``: ranks whose peak memory is a lower bound. ``held``: who owns what at the end of snapshots.
+    """
 
     name: str
     world_size: int | None
@@ -69,6 +73,8 @@ class Run(msgspec.Struct, frozen=True):
     not_measured: dict[str, str]
     roles: dict[str, list[int]] = {}
     version: str = ""
+    at_least: list[int] = []
+    held: list[Held] = []
 
     def by_key(self) -> dict[str, Quantity]:
         """The quantities by their keys."""
@@ -108,6 +114,8 @@ def of_document(document: Mapping[str, Any], name: str) -> Run:
         not_measured=missing,
         roles=roles,
         version=str(document.get("tracekit_version", "")),
+        at_least=sorted({int(row["rank"]) for row in _devices(document) if row.get("lower_bound")}),
+        held=held_in(document),
     )
 
 

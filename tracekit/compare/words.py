@@ -54,7 +54,8 @@ def sizes(change: Change) -> str:
     if change.base is None or change.new is None:
         return change.why or "not measured"
     share = "" if change.relative is None else f" ({_percent(change.relative)})"
-    return f"{amount(change.base, change.unit)} -> {amount(change.new, change.unit)}{share}"
+    base, new = ("at least " if side in change.at_least else "" for side in ("BASE", "NEW"))
+    return f"{base}{amount(change.base, change.unit)} -> {new}{amount(change.new, change.unit)}{share}"
 
 
 def _percent(relative: float) -> str:

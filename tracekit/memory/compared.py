@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from tracekit.memory.peak import Holding
-from tracekit.memory.summary import DeviceMemory
+#: (category, unit, name) of an owner -> bytes.
+Amounts = Mapping[tuple[str, str, str], int]
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,15 @@ class OwnerChange:
         return "larger" if self.after > self.before else "smaller"
 
 
-def owner_changes(before: DeviceMemory, after: DeviceMemory) -> list[OwnerChange]:
-    """Owners whose bytes at the end differ, the largest change first. Their differences add up to that of what is allocated at the end."""
-    old, new = _amounts(before.end_owners), _amounts(after.end_owners)
-    changes = [OwnerChange(*owner, old.get(owner, 0), new.get(owner, 0)) for owner in {**old, **new}]
+def owner_changes(before: Amounts, after: Amounts) -> list[OwnerChange]:
+    """Owners whose bytes differ, the largest change first. Their differences add up to that of the sums."""
+    changes = [OwnerChange(*owner, before.get(owner, 0), after.get(owner, 0)) for owner in {**before, **after}]
     return sorted((c for c in changes if c.before != c.after), key=lambda c: (-abs(c.after - c.before), c.category, c.name))
 
 
-def _amounts(owners: Sequence[Holding]) -> dict[tuple[str, str, str], int]:
-    amounts: dict[tuple[str, str, str], int] = {}
-    for owner in owners:
-        key = (owner.category, owner.unit, owner.name)
-        amounts[key] = amounts.get(key, 0) + owner.bytes
-    return amounts
+def amounts(owners: Iterable[tuple[str, str, str, int]]) -> dict[tuple[str, str, str], int]:
+    """Bytes of each owner out of (category, unit, name, bytes)."""
+    found: dict[tuple[str, str, str], int] = {}
+    for category, unit, name, size in owners:
+        found[category, unit, name] = found.get((category, unit, name), 0) + size
+    return found

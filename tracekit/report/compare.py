@@ -12,6 +12,7 @@ from tracekit import __version__
 from tracekit.compare.align import Side
 from tracekit.compare.causes import Cause
 from tracekit.compare.changes import Change, Comparison
+from tracekit.compare.held import OwnerMoved
 from tracekit.compare.statistics import ALPHA, ENOUGH_RUNS
 from tracekit.compare.words import amount, headline, phrase, sizes
 from tracekit.files import write_atomically
@@ -19,6 +20,7 @@ from tracekit.findings import StackedBars, Table
 from tracekit.report import figures
 from tracekit.report.document import clean
 from tracekit.report.pages import drawn_page, figure_block, table_block
+from tracekit.units import format_bytes
 
 SCHEMA_VERSION = 1
 _SCRIPTS = ("unpack.js", "page.js", "tables.js", "charts.js")
@@ -52,6 +54,21 @@ def document(comparison: Comparison, found: Sequence[Cause]) -> dict[str, Any]:
             for cause in found
         ],
         "changes": [clean(_change(change)) for change in comparison.changes],
+        "owners": [clean(_owner(moved)) for moved in comparison.owners],
+    }
+
+
+def _owner(moved: OwnerMoved) -> dict[str, Any]:
+    change = moved.change
+    return {
+        "rank": moved.rank,
+        "device": moved.device or None,
+        "kind": change.kind,
+        "category": change.category,
+        "unit": change.unit or None,
+        "name": change.name or None,
+        "base_bytes": change.before,
+        "new_bytes": change.after,
     }
 
 
@@ -82,6 +99,7 @@ def _change(change: Change) -> dict[str, Any]:
         "ranks": list(change.ranks),
         "rank": change.rank,
         "why": change.why or None,
+        "at_least": list(change.at_least),
     }
 
 
@@ -107,7 +125,7 @@ def content(comparison: Comparison, found: Sequence[Cause]) -> dict[str, Any]:
         "causes": [_cause(cause) for cause in counted],
         "others": [phrase(cause) for cause in found if cause not in counted],
         "blocks": [figure_block(chart, f"c{place}", figures.figure(chart)) for place, chart in enumerate(charts)],
-        "tables": [table_block(_table(comparison, title, words), f"t{place}") for place, (title, words) in enumerate(_CHAPTERS)],
+        "tables": [table_block(table, f"t{place}") for place, table in enumerate(_tables(comparison))],
         "statistics": _statistics(comparison),
     }
 
@@ -197,6 +215,30 @@ def _bars(title: str, changes: Mapping[str, Change], unit: str, note: str = "") 
     return StackedBars(title, ["BASE", "NEW"], series, unit, note)
 
 
+def _tables(comparison: Comparison) -> list[Table]:
+    tables = [_table(comparison, title, words) for title, words in _CHAPTERS]
+    return [*tables, _owners_table(comparison.owners)] if comparison.owners else tables
+
+
+def _owners_table(owners: Sequence[OwnerMoved]) -> Table:
+    rows = {
+        "rank": [moved.rank for moved in owners],
+        "device": [moved.device for moved in owners],
+        "kind": [moved.change.kind for moved in owners],
+        "owner": [moved.owner for moved in owners],
+        "before": [format_bytes(moved.change.before) for moved in owners],
+        "after": [format_bytes(moved.change.after) for moved in owners],
+        "difference": [moved.change.after - moved.change.before for moved in owners],
+    }
+    headings = {"rank": "Rank", "device": "Device", "kind": "", "owner": "Owner", "before": "BASE", "after": "NEW"}
+    return Table("Owners of memory at the end of the snapshots", pd.DataFrame(rows), headings | {"difference": "Change [bytes]"})
+
+
+def _side_amount(change: Change, side: str) -> str:
+    value = change.base if side == "BASE" else change.new
+    return "–" if value is None else ("at least " if side in change.at_least else "") + amount(value, change.unit)
+
+
 def _table(comparison: Comparison, title: str, words: Sequence[str]) -> Table:
     rows = [change for change in comparison.changes if change.key.partition(".")[0] in words]
     order = ("worse", "better", "changed", "not_measured", "noise", "same")
@@ -205,8 +247,8 @@ def _table(comparison: Comparison, title: str, words: Sequence[str]) -> Table:
         {
             "label": [change.label for change in rows],
             "outcome": [change.outcome.replace("_", " ") for change in rows],
-            "base": ["–" if change.base is None else amount(change.base, change.unit) for change in rows],
-            "new": ["–" if change.new is None else amount(change.new, change.unit) for change in rows],
+            "base": [_side_amount(change, "BASE") for change in rows],
+            "new": [_side_amount(change, "NEW") for change in rows],
             "relative": [float("nan") if change.relative is None else change.relative for change in rows],
             "noise": [float("nan") if change.noise is None or change.p is None else change.noise for change in rows],
             "p": [float("nan") if change.p is None else change.p for change in rows],

@@ -63,6 +63,8 @@ MEMORY = table(
            "`reserved_bytes`, `unused_bytes`, `free_pieces`, `largest_free_bytes`, `frame`, `reason`, `remedy`", "", "out_of_memory"),
     Column("retries", "object", "", "requests that only fitted when the allocator had given segments back: the same, with "
            "`given_back_bytes` and `segments`", "", "allocation_retries"),
+    Column("end_owners", "object", "", "who owns what is allocated behind the last event, the largest first: `category`, `unit`, `name`, "
+           "`bytes`, `blocks`; they add up to `end_bytes`", "", "end_owners", "only a memory snapshot tells it"),
     Column("file", "str", "", "the snapshot or timeline that is shown", "", "file", "the trace itself tells it"),
     Column("gathered", "object", "", "`units` and `bytes` of full parameters at one time, at their highest", "", "gathered_at_once",
            "no unit was gathered"),
@@ -117,6 +119,7 @@ def _cells(row: RankMemory) -> dict[str, Any]:
         "pools": memory.pools or None,
         "failures": [_failure(failure) for failure in memory.failures],
         "retries": [{**_failure(retry), "given_back_bytes": retry.given_back, "segments": retry.segments} for retry in memory.retries],
+        "end_owners": [_owner(owner) | {"blocks": owner.blocks} for owner in memory.end_owners] or None,
         "file": memory.file,
         **_lifecycle(memory),
         "source": memory.source,
@@ -154,10 +157,7 @@ def _extreme(found: Extreme | None) -> dict[str, Any] | None:
         "largest_free_bytes": f.largest,
         "free_pieces": f.pieces,
         "categories": found.categories,
-        "owners": [
-            {"category": owner.category, "unit": owner.unit or None, "name": owner.name or None, "bytes": owner.bytes}
-            for owner in found.owners
-        ],
+        "owners": [_owner(owner) for owner in found.owners],
         "empty_segments": found.unused.empty_segments,
         "empty_segments_bytes": found.unused.empty_bytes,
         "pinned_by": [
@@ -165,6 +165,10 @@ def _extreme(found: Extreme | None) -> dict[str, Any] | None:
             for pin in found.unused.pins
         ],
     }
+
+
+def _owner(owner: Holding) -> dict[str, Any]:
+    return {"category": owner.category, "unit": owner.unit or None, "name": owner.name or None, "bytes": owner.bytes}
 
 
 def growth_record(rank: int, device: str, one: Growing) -> dict[str, Any]:
