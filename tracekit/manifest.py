@@ -106,11 +106,16 @@ class Batch(msgspec.Struct, frozen=True):
     sequence: Int64 | None = None
 
 
+#: In ``Owners.bytes``: the storage at the address was given back.
+FREED = -1
+
+
 class Owners(msgspec.Struct, frozen=True):
     """Who owns which storage from when on. Columns of one length; ``category``, ``name``, ``unit`` are indices into ``strings``.
 
     A row owns the block that is live at ``address`` at ``time_ns``; where several rows name one block, the latest one at the time asked
-    for counts. ``bytes`` is the size of the storage; 0 not known.
+    for counts. ``bytes`` is the size of the storage; 0 not known; FREED where a storage that is older than the recording, and whose free
+    the profiler therefore does not tell, was given back.
     """
 
     time_ns: list[Int64] = []
@@ -120,6 +125,26 @@ class Owners(msgspec.Struct, frozen=True):
     name: list[Int64] = []
     unit: list[Int64] = []
     strings: list[str] = []
+
+
+#: In ``DeviceUse.device``: host memory that the process has pinned for copies, by torch's allocator of it.
+PINNED = "pinned host memory"
+
+
+class DeviceUse(msgspec.Struct, frozen=True):
+    """Memory of one whole device at the end of the window, as one rank saw it [bytes].
+
+    ``free`` and ``total`` by the driver (``mem_get_info``), ``reserved`` by torch's allocator of this process. ``process`` is what all of
+    this process holds there and ``others`` what all other processes do, ranks of the job among them; None where NVML does not tell them.
+    Of PINNED only ``reserved`` is known, the most so far.
+    """
+
+    device: str = ""
+    total: Int64 = 0
+    free: Int64 = 0
+    reserved: Int64 = 0
+    process: Int64 | None = None
+    others: Int64 | None = None
 
 
 class Calls(msgspec.Struct, frozen=True):
@@ -215,6 +240,7 @@ class Manifest(msgspec.Struct, frozen=True):
     notes: list[str] = []
     plan: dict[str, Any] = {}
     roles: dict[str, str] = {}
+    devices: list[DeviceUse] = []
 
 
 def encode(manifest: Manifest) -> bytes:

@@ -39,6 +39,7 @@ MM = ("??", 0, "at::_ops::mm::call(at::Tensor const&, at::Tensor const&)")
         ([UNWIND, ("??", 0, "torch::autograd::AccumulateGrad::apply(std::vector<at::Tensor>&&)")], "AccumulateGrad"),
         ([UNWIND, MM, ("??", 0, "at::_ops::linear::call()"), ("main.c", 1, "main")], "linear"),
         ([UNWIND, ("/x/torch/optim/adam.py", 30, "step")], "adam.py:30 step"),
+        ([("/tmp/torchinductor_me/ab/cab.py", 8, "call"), ("/job/train.py", 4, "step")], "train.py:4 step"),
         ([("main.c", 1, "main")], "main.c:1 main"),
     ],
 )

@@ -74,6 +74,8 @@ LOGITS = Levels(info=0.10, warning=0.25)
 #: Bytes at the peak of which nobody knows the owner, and those from before the recording.
 UNATTRIBUTED = Levels(info=0.01, warning=0.20)
 OLDER_MEMORY = Levels(info=0.30, warning=2.0)
+#: Memory of a device outside of torch's allocators, of all that it has.
+OUTSIDE = Levels(info=0.05, warning=0.20)
 #: Bytes a step that memory grows by, of the peak: a warning lasts 1,000 steps, a critical one 100.
 GROWTH = Levels(info=0.0001, warning=0.001, critical=0.01)
 #: Time in which a rank has no pipeline work, of a run of the schedule; what of it stands above the schedule's own bubble.

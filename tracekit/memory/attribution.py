@@ -55,7 +55,8 @@ def attribute_trace(
     born = seen.at(_shown(blocks.birth, log))
     owner = _known_parameters(rules.categorize(blocks, born, seen.at(_shown(blocks.death, log)), context), changes)
     blocks = _rebuilt_buckets(blocks, changes, (born.hint == Hint.DDP) & np.isin(owner.category, (BUFFERS, GRADIENTS)))
-    return Attributed(replay(log, counters, blocks), cut(blocks, owner, changes), texts.texts, len(changes) > 0)
+    timeline = replay(log, counters, blocks, complete=counters.of_host and len(changes) > 0)
+    return Attributed(timeline, cut(blocks, owner, changes), texts.texts, len(changes) > 0)
 
 
 def attribute_snapshot(snapshot: Snapshot, device: DeviceHistory, owners: Owners | None = None) -> tuple[Attributed, Phases, Steps]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tracekit.manifest import Owners
+from tracekit.manifest import FREED, Owners
 from tracekit.memory.blocks import MOST_BYTES, Blocks, Log, pair
 from tracekit.memory.ownership import ACTIVATIONS, CODE, GRADIENTS, UNKNOWN, Changes, Texts
 from tracekit.trace.events import BoolArray, Int8Array, Int32Array, Int64Array
@@ -55,7 +55,7 @@ def registrations(owners: Owners, words: Texts) -> Registrations:
         codes[np.array(owners.unit, np.int64)],
     )
     order = np.argsort(time, kind="stable")
-    return found.where(order[(found.bytes[order] < MOST_BYTES) & (time[order] != NULL)])
+    return found.where(order[(found.bytes[order] < MOST_BYTES) & (found.bytes[order] >= FREED) & (time[order] != NULL)])
 
 
 def _column(values: list[int]) -> Int64Array:
@@ -77,6 +77,8 @@ def claim(log: Log, blocks: Blocks, registered: Registrations, others: Sequence[
 
     None: they make none, because another device is theirs.
     """
+    freed = registered.where(registered.bytes == FREED)
+    registered = registered.where(registered.bytes != FREED)
     position = np.searchsorted(log.time, registered.time, side="right") - 1
     block = _live_at(log, blocks, registered, position)
     if others is not None:
@@ -88,7 +90,7 @@ def claim(log: Log, blocks: Blocks, registered: Registrations, others: Sequence[
     mine = np.flatnonzero(block >= 0)
     mine = mine[np.lexsort((mine, block[mine]))]
     changes = _claims(Changes(block[mine], position[mine], registered.category[mine], registered.name[mine], registered.unit[mine]))
-    return blocks if others is None else _replaced_gradients(blocks, changes, len(log)), changes
+    return blocks if others is None else _replaced_gradients(_given_back(log, blocks, freed), changes, len(log)), changes
 
 
 def _live_at(log: Log, blocks: Blocks, registered: Registrations, position: Int64Array) -> Int64Array:
@@ -157,6 +159,20 @@ def _claims(changes: Changes) -> Changes:
     columns = (kept.block, kept.category, kept.name, kept.unit)
     again = np.append(False, np.all([column[1:] == column[:-1] for column in columns], axis=0))[: len(kept)]
     return Changes(*(column[~again] for column in vars(kept).values()))
+
+
+def _given_back(log: Log, blocks: Blocks, freed: Registrations) -> Blocks:
+    """Blocks older than the log whose free is not in it end where the manifest says that they were given back."""
+    position = np.searchsorted(log.time, freed.time, side="right") - 1
+    block = _live_at(log, blocks, freed, position)
+    place = np.flatnonzero(block >= 0)
+    block = block[place]
+    ends = np.maximum(position[place] + 1, blocks.birth[block] + 1)
+    invisible = (blocks.birth_row[block] < 0) & (blocks.death_row[block] < 0) & (blocks.death[block] > ends)
+    death, lost = blocks.death.copy(), blocks.lost.copy()
+    death[block[invisible]] = ends[invisible]
+    lost[block[invisible]] = True
+    return replace(blocks, death=death, lost=lost)
 
 
 def _replaced_gradients(blocks: Blocks, changes: Changes, length: int) -> Blocks:

@@ -38,6 +38,7 @@ from tracekit.memory.ownership import (
     Owner,
 )
 from tracekit.trace.events import BoolArray, Int8Array, Int64Array
+from tracekit.trace.steps import Phases
 
 #: Gives a category to the chosen blocks that have none yet.
 Give = Callable[[BoolArray, int], None]
@@ -81,7 +82,7 @@ def categorize(blocks: Blocks, birth: Moments, death: Moments, context: Context)
 def _lives(blocks: Blocks, birth: Moments, death: Moments, context: Context) -> _Lives:
     alive = ~death.known & ~blocks.lost
     phases = context.phases
-    ends = phases.end[np.maximum(birth.interval, 0)] if len(phases.start) else np.zeros(len(blocks), np.int64)
+    ends = _run_ends(phases)[np.maximum(birth.interval, 0)] if len(phases.start) else np.zeros(len(blocks), np.int64)
     inside = birth.interval >= 0
     unsure = alive & inside & (ends >= context.end)
     forward = phases.start[phases.kind == FORWARD]
@@ -97,6 +98,14 @@ def _lives(blocks: Blocks, birth: Moments, death: Moments, context: Context) -> 
         unsure,
         np.asarray(following, np.int64),
     )
+
+
+def _run_ends(phases: Phases) -> Int64Array:
+    """End of each stretch [ns]; of backward, that of the last one before another phase: engine threads may pause between two stretches."""
+    last = np.append((phases.kind[1:] != phases.kind[:-1]) | (phases.kind[:-1] != BACKWARD), True)
+    places = np.flatnonzero(last)
+    ends: Int64Array = phases.end[places[np.searchsorted(places, np.arange(len(last)))]]
+    return ends
 
 
 def _by_ranges(lives: _Lives, give: Give) -> None:

@@ -110,8 +110,12 @@ def device_name(device_type: int, index: int) -> str:
     return name if device_type == _HOST or index in (NULL, -1) else f"{name}:{index}"
 
 
-def replay(log: Log, counters: Counters, blocks: Blocks | None = None) -> Timeline:
-    """The timeline of a profiler's log. ``blocks``: those of the log and what else is known to have been; by default ``pair(log)``."""
+def replay(log: Log, counters: Counters, blocks: Blocks | None = None, complete: bool = False) -> Timeline:
+    """The timeline of a profiler's log. ``blocks``: those of the log and what else is known to have been; by default ``pair(log)``.
+
+    ``complete``: all that stood before the log is among them. What a host's counter begins with beyond them was counted in an earlier
+    recording of the process and freed unseen since.
+    """
     given = blocks is not None
     blocks = pair(log) if blocks is None else blocks
     notes = _lost_note(blocks.where(blocks.lost & (blocks.birth_row >= 0)))
@@ -122,6 +126,8 @@ def replay(log: Log, counters: Counters, blocks: Blocks | None = None) -> Timeli
         total = _behind(counters.allocated, log.change)
         recorded = int(total.max())
         unexplained = np.maximum((total - lost if counters.of_host else total) - live, 0)
+        if complete:
+            unexplained = np.maximum(unexplained - unexplained[0], 0)
     else:
         recorded = NULL
         unexplained = _least(log, blocks, lost, live)

@@ -17,9 +17,9 @@ from tracekit.trace.events import BoolArray
 
 #: Python source: files, and cells of a notebook or a prompt.
 _SOURCE = re.compile(r"\.py$|^<ipython-input|^<stdin>$|^<string>$|^Cell In")
-#: Not the user's: torch, the standard library, frozen modules.
+#: Not the user's: torch, the code that its compiler writes, the standard library, frozen modules.
 _STEPPED_OVER = re.compile(
-    r"(?:^|/)(?:torch|torchgen)/|(?:^|/)[Ll]ib(?:64)?/(?:python3\.\d+t?/)?(?!python3|site-packages|dist-packages)(?:[a-z_0-9]+\.py$|"
+    r"(?:^|/)(?:torch|torchgen|triton|torchinductor_[^/]*)/|(?:^|/)[Ll]ib(?:64)?/(?:python3\.\d+t?/)?(?!python3|site-packages|dist-packages)(?:[a-z_0-9]+\.py$|"
     r"(?:asyncio|collections|concurrent|ctypes|email|encodings|importlib|json|logging|multiprocessing|unittest|xml)/)"
 )
 _OPERATOR = re.compile(r"^at::_ops::(\w+)::(?:call|redispatch)\b")

@@ -14,8 +14,9 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
+from tracekit.manifest import FREED
 from tracekit.recorder import found, private
-from tracekit.recorder.owners import OwnerLog
+from tracekit.recorder.owners import OwnerLog, storage
 from tracekit.recorder.units import fsdp2_units, holder, plain_name, state_of, unit_modules
 
 Guarded = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -28,6 +29,7 @@ class Hooks:
         self._owners = owners
         self._guarded = guarded
         self._undo: list[Callable[[], Any]] = []
+        self._places: dict[int, tuple[int, int] | None] = {}  # storage of each parameter when it was last looked at
 
     def remove(self) -> None:
         """Take away every hook, the last first."""
@@ -120,15 +122,33 @@ class Hooks:
         if not isinstance(inner, torch.optim.Optimizer):
             return
         before = self._guarded(lambda opt, args, kwargs: self.gradients(models))  # noqa: ARG005
-        after = self._guarded(lambda opt, args, kwargs: self.optimizer_state(models, [opt]))  # noqa: ARG005
+        after = self._guarded(lambda opt, args, kwargs: self._stepped(models, opt))  # noqa: ARG005
         self._undo.append(inner.register_step_pre_hook(before).remove)
         self._undo.append(inner.register_step_post_hook(after).remove)
+
+    def _stepped(self, models: Sequence[nn.Module], optimizer: Any) -> None:
+        self.optimizer_state(models, [optimizer])
+        self._moved(models)
+
+    def _moved(self, models: Sequence[nn.Module]) -> None:
+        """Register parameters whose storage is another one than before: some optimizers replace ``.data``."""
+        for model in models:
+            if found.is_engine(model) or any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
+                continue  # these move storages themselves, in and out of gathers
+            for name, parameter in model.named_parameters():
+                before, now = self._places.get(id(parameter)), storage(parameter)
+                if now is not None and before != now:
+                    self._places[id(parameter)] = now
+                    self._owners.own(parameter, "parameters", plain_name(name))
+                    if before is not None and self._owners.active:
+                        self._owners.row(before[0], FREED, "parameters", plain_name(name))
 
     def standing(self, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> None:
         """Register everything that stands at this moment: parameters, buffers, gradients, optimizer state, DDP's buckets."""
         for model in models:
             for name, parameter in model.named_parameters():
                 self._owners.own(parameter, "parameters", plain_name(name))
+                self._places[id(parameter)] = storage(parameter)
             for name, buffer in model.named_buffers():
                 self._owners.own(buffer, "buffers", plain_name(name))
             for module in model.modules():

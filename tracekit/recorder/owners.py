@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from collections.abc import Callable
 
 import torch
 
-from tracekit.manifest import Owners
+from tracekit.manifest import FREED, Owners
 from tracekit.recorder import private
 from tracekit.vocabulary import CATEGORIES
 
@@ -25,6 +26,9 @@ class OwnerLog:
         self._rows: list[tuple[int, int, int, int, int, int]] = []
         self._earlier: list[tuple[weakref.ref[torch.Tensor], str, str, str]] = []
         self._standing: list[tuple[weakref.ref[torch.Tensor], str, str, str]] = []
+        self._watched: list[weakref.ref[torch.Tensor]] = []
+        self._gone: list[tuple[int, int, Callable[[], bool], str, str]] = []
+        self._watching = False
         self._begun = 0
         self._room = 1024
         self.active = self.ended = False
@@ -37,13 +41,17 @@ class OwnerLog:
         older than itself. So inputs on the host are registered by the step that uses them, or at the end, if they are still there.
         """
         earlier, self._earlier = self._earlier, []
-        self.active, self._begun = True, time.time_ns()
+        self.active, self._begun, self._watching = True, time.time_ns(), True
         for reference, category, name, unit in earlier:
             tensor = reference()
             if tensor is not None and category == "inputs" and tensor.device.type == "cpu":
                 self._standing.append((reference, category, name, unit))
             else:
                 self.own(tensor, category, name, unit)
+
+    def settled(self) -> None:
+        """All that stands at the beginning is registered: what is registered from now on was born in the window, or stood."""
+        self._watching = False
 
     def own(self, tensor: torch.Tensor | None, category: str, name: str = "", unit: str = "", *, time_ns: int | None = None) -> None:
         """The storage of ``tensor`` belongs to ``category`` from now on. Nothing for None, or a tensor without storage of its own.
@@ -60,6 +68,17 @@ class OwnerLog:
         place = storage(tensor)
         if place is not None:
             self.row(place[0], place[1], category, name, unit, time_ns=time_ns)
+            if self._watching and tensor.device.type == "cpu":
+                self._watch(private.local(tensor), place[0], category, name)
+
+    def _watch(self, tensor: torch.Tensor, address: int, category: str, name: str) -> None:
+        """Remember when the tensor goes; whether its storage went with it is asked at the end."""
+        freed, gone = private.freed(tensor), self._gone
+
+        def went(_: object) -> None:
+            gone.append((time.time_ns(), address, freed, category, name))
+
+        self._watched.append(weakref.ref(tensor, went))
 
     def _remember(self, tensor: torch.Tensor, category: str, name: str, unit: str) -> None:
         """Said before the window: kept for its beginning, without keeping the tensor alive."""
@@ -76,6 +95,11 @@ class OwnerLog:
         standing, self._standing = self._standing, []
         for reference, category, name, unit in standing:
             self.own(reference(), category, name, unit, time_ns=self._begun)
+        self._watched = []
+        for moment, address, freed, category, name in self._gone:
+            if freed():
+                self.row(address, FREED, category, name, time_ns=moment)
+        self._gone = []
         self.active, self.ended, self._earlier = False, True, []
 
     def row(self, address: int, size: int, category: str, name: str = "", unit: str = "", *, time_ns: int | None = None) -> None:

@@ -114,6 +114,15 @@ def kineto_profile(**options: Any) -> Any:
     return torch.profiler._KinetoProfile(**options)
 
 
+def freed(tensor: torch.Tensor) -> Callable[[], bool]:
+    """Tells later whether the storage behind a tensor is gone; it does not keep it. Never gone where this torch cannot tell."""
+    weak = _lookup("torch.multiprocessing.reductions", "StorageWeakRef")
+    if weak is None:
+        return lambda: False
+    reference = weak(tensor.untyped_storage())
+    return lambda: bool(reference.expired())
+
+
 # FSDP2 ---------------------------------------------------------------------------------------------------------------
 
 
@@ -370,6 +379,28 @@ def history_is_on() -> bool:
     """Whether the CUDA allocator records its history now."""
     ask = _lookup("torch._C", "_cuda_isHistoryEnabled")
     return bool(ask()) if ask is not None else False
+
+
+def pinned_host_bytes() -> int:
+    """The most that torch's allocator of pinned host memory has held; 0 where it tells nothing."""
+    ask = getattr(torch.cuda.memory, "host_memory_stats", None)
+    try:
+        return int(ask().get("allocated_bytes.peak", 0)) if ask is not None else 0
+    except RuntimeError:
+        return 0
+
+
+def processes_on(index: int) -> dict[int, int]:
+    """Process -> bytes that it holds on a device, by NVML; {} where NVML or its Python package is not there, or does not tell."""
+    handle = getattr(torch.cuda, "_get_pynvml_handler", None)
+    if handle is None:
+        return {}
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+        listed = nvml.nvmlDeviceGetComputeRunningProcesses(handle(index))
+        return {int(p.pid): int(p.usedGpuMemory) for p in listed if p.usedGpuMemory is not None}
+    except Exception:  # noqa: BLE001 - a driver's own errors, whatever they are called
+        return {}
 
 
 def mark_allocations(text: str) -> str:

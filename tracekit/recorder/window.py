@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import torch
 
 from tracekit.files import write_atomically
-from tracekit.manifest import SUFFIX, Calls, Group, encode
+from tracekit.manifest import SUFFIX, Calls, DeviceUse, Group, encode
 from tracekit.recorder import collectives, describe, found, private, said, signals
+from tracekit.recorder.devices import devices_in_use
 from tracekit.recorder.guard import Guard
 from tracekit.recorder.hooks import Hooks
 from tracekit.recorder.owners import OwnerLog
@@ -51,6 +53,7 @@ class Window:
         self._profiling = Profiling(self._give_way, kept)
         self._in_place = contextlib.ExitStack()
         self._prepared = self.closed = False
+        self._devices: list[DeviceUse] = []
 
     @property
     def marks_allocations(self) -> bool:
@@ -101,6 +104,7 @@ class Window:
         safely = self._guard.safely
         if self._prepared:
             self._look()
+            self._guard.noted(lambda: self._devices.extend(devices_in_use()), "the memory of whole devices", self.notes)
         kept: list[bool] = []
         safely(lambda: kept.append(self._profiling.end()), always=True)
         if True in kept:
@@ -157,6 +161,7 @@ class Window:
         self.owners.begin()
         if self._settings.memory:
             self._hooks.standing(self._said.models, self._said.optimizers)
+        self.owners.settled()
 
     def _give_way(self, why: str) -> None:
         self._guard.give_up(why)
@@ -180,7 +185,8 @@ class Window:
             notes.append(f"{self.owners.left_out} registrations of memory were left out")
         calls = self._calls(self._place.layout.groups)
         path = self._path(SUFFIX)
-        write_atomically(path, [encode(describe.manifest(self._said, self._place, self.steps, self.owners.columns(), calls, notes))])
+        told = describe.manifest(self._said, self._place, self.steps, self.owners.columns(), calls, notes)
+        write_atomically(path, [encode(msgspec.structs.replace(told, devices=self._devices))])
         self.files.append(path)
 
     def _calls(self, groups: Sequence[Group]) -> Calls:

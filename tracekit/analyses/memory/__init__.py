@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tracekit.analyses._common import once
-from tracekit.analyses.memory.devices import device_records
+from tracekit.analyses.memory.devices import device_records, devices_table, outside
 from tracekit.analyses.memory.findings import category_label, findings
 from tracekit.analyses.memory.rows import RankMemory, main_devices, rows_of
 from tracekit.analyses.memory.table import MEMORY, SHOWN, frame_of, growth_record
@@ -20,6 +20,7 @@ from tracekit.analyses.memory.units import lifecycle_sections
 from tracekit.findings import Chart, Finding, Section, StackedArea, StackedBars, Table, Treemap
 from tracekit.job.activity import Activity
 from tracekit.job.model import Job
+from tracekit.manifest import DeviceUse
 from tracekit.memory.growth import LEAST_STEPS
 from tracekit.memory.summary import DeviceMemory, of_trace
 from tracekit.notes import text_note
@@ -66,17 +67,22 @@ def reduce(activity: Activity) -> list[DeviceMemory] | None:
 class Memory:
     """``rows``: one a rank and device.
 
-    ``units``: sharded units of the job, 0 unknown; ``reshards``: whether forward gives them back; ``hosts``: host of each rank.
+    ``units``: sharded units of the job, 0 unknown; ``reshards``: whether forward gives them back; ``hosts``: host of each rank; ``uses``:
+    what the recorder of each rank saw of whole devices.
     """
 
     rows: list[RankMemory]
     units: int = 0
     reshards: bool | None = None
     hosts: dict[int, str] = field(default_factory=dict)
+    uses: dict[int, list[DeviceUse]] = field(default_factory=dict)
 
     def findings(self) -> list[Finding]:
         """What sets the peak, and what to do about it."""
-        return findings(self.rows, self.units, self.reshards, self.hosts)
+        return [*findings(self.rows, self.units, self.reshards, self.hosts), *outside(self._devices())]
+
+    def _devices(self) -> list[dict[str, Any]]:
+        return device_records(self.rows, self.hosts, self.uses)
 
     def sections(self) -> list[Section]:
         """Memory over time, the peak down to names, the peaks of all ranks side by side."""
@@ -88,7 +94,7 @@ class Memory:
         charts: list[Chart] = [_area(row) for row in _shown(ranks) if row.memory.curve is not None]
         if len(ranks) > 1:
             charts.append(_peaks(ranks))
-        charts += [_tree(highest), _owners(highest), _table(self.rows)]
+        charts += [_tree(highest), _owners(highest), _table(self.rows), *devices_table(self._devices())]
         return [Section("Memory", lead, tuple(charts), name="memory"), *lifecycle_sections(highest)]
 
     def json(self) -> dict[str, Any]:
@@ -96,7 +102,7 @@ class Memory:
         if not self.rows:
             return {"not_measured": {"memory": "the traces hold no memory events (profile_memory=True), and there is no memory snapshot"}}
         known = [row for row in self.rows if row.memory.growing is not None]
-        found = {"memory": MEMORY.records(frame_of(self.rows)), "memory_devices": device_records(self.rows, self.hosts)}
+        found = {"memory": MEMORY.records(frame_of(self.rows)), "memory_devices": self._devices()}
         if not known:
             return {**found, "memory_growth": None, "not_measured": {"memory_growth": f"fewer than {LEAST_STEPS} steps are recorded"}}
         return {
@@ -112,7 +118,8 @@ def analyze(job: Job) -> Memory:
     sharded = max(kinds, key=len, default=[])
     told = {unit.reshard_after_forward for unit in sharded if not unit.root} - {None}
     hosts = {window.rank: window.identity.host for window in job.windows if window.rank is not None}
-    return Memory(rows_of(job, "memory"), len(sharded), bool(told.pop()) if len(told) == 1 else None, hosts)
+    uses = {w.rank: w.manifest.devices for w in job.windows if w.rank is not None and w.manifest is not None and w.manifest.devices}
+    return Memory(rows_of(job, "memory"), len(sharded), bool(told.pop()) if len(told) == 1 else None, hosts, uses)
 
 
 def _shown(ranks: list[RankMemory]) -> list[RankMemory]:
