@@ -19,7 +19,7 @@ from tracekit import analyses
 from tracekit.job.load import LoadOptions, load_job
 
 SCRIPT = Path(__file__).with_name("recorded_programs.py")
-SHORT = ("gpt ddp", "gpt ddp views from the first step", "lstm replacing", "mixer fsdp2 accumulating")
+SHORT = ("gpt ddp views from the first step", "lstm replacing", "mixer fsdp2 accumulating")
 REST = tuple(name for name in PROGRAMS if name not in SHORT)
 
 
