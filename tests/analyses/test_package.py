@@ -39,6 +39,7 @@ def test_every_module_of_the_package_is_an_analysis_in_reading_order() -> None:
         "overlap",
         "idle",
         "process_groups",
+        "units",
         "collectives",
         "pipeline",
         "experts",

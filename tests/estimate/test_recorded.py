@@ -91,7 +91,7 @@ def test_every_sample_that_trains_has_a_plan() -> None:
         ({"precision": None}, "element type of the parameters is not recorded"),
         ({"precision": Precision("int4")}, "element type of the parameters is not recorded"),
         ({"batch": Batch(micro_batch=-1)}, "micro_batch is -1"),
-        ({"mesh": {"pp": 2}, "pipeline": {"schedule": "zbv"}}, "schedule zbv"),
+        ({"mesh": {"pp": 2}, "pipeline": {"schedule": "zbv"}}, "zbv has two chunks a rank, not 1"),
         ({"mesh": {"pp": 2}, "pipeline": {"schedule": 7}}, "schedule is int"),
         ({"mesh": {"pp": 2}, "pipeline": {"schedule": "1f1b"}, "coordinate": {"pp": 5}}, "coordinate along pp"),
     ],
@@ -101,6 +101,26 @@ def test_what_the_model_cannot_take_is_named(wrong: dict[str, Any], problem: str
     with pytest.raises(UsageError, match=problem):
         recorded(found)
     assert problem in predict(0, found).problem
+
+
+@pytest.mark.parametrize(("stage", "messages", "layers"), [(0, 8, {0, 5}), (1, 16, {1, 4}), (2, 8, {2, 3})])
+def test_chunks_as_a_v_hand_on_to_both_neighbours_and_the_innermost_to_itself(stage: int, messages: int, layers: set[int]) -> None:
+    """Four micro-batches: every boundary to another rank is crossed once each way; the first stage has both ends of the model."""
+    pipeline = {"schedule": "zbv", "virtual_stages": 2}
+    told = manifest(
+        mesh={"pp": 3},
+        plan={},
+        pipeline=pipeline,
+        coordinate={"pp": stage},
+        batch=Batch(micro_batch=1, micro_batches=4),
+        model={**MODEL, "layers": 6},
+    )
+    found = predict(0, told)
+    assert {key[:2]: volume.calls for key, volume in found.traffic.items()} == {("pp", "send"): messages, ("pp", "recv"): messages}
+    assert found.peak is None and found.state is not None
+    layer = 4 * 16 * 16 + 2 * 16 * 32 + 2 * 16
+    ends = 2 * 40 * 16 + 16 if stage == 0 else 0
+    assert found.state.parameters == 4 * (len(layers) * layer + ends)
 
 
 def test_a_job_that_is_no_workload_is_known_by_its_units() -> None:

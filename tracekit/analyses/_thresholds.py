@@ -83,6 +83,10 @@ BUBBLE = Levels(info=0.02, warning=0.15, critical=0.40)
 BUBBLE_ABOVE_IDEAL = Levels(info=0.03, warning=0.10, critical=0.30)
 #: (slowest - mean) / mean of the work of the ranks of one pipeline for one micro-batch.
 UNEQUAL_STAGES = Levels(info=0.05, warning=0.15)
+#: An FSDP unit with at least this share of all parameters; it is a warning from so many elements on.
+COARSE_UNIT, COARSE_ELEMENTS = 0.60, 100_000_000
+#: From more than so many units on: all-gathers of small ones that take this share of the time of all.
+FINE_UNITS, FINE_UNITS_TIME = 8, 0.05
 #: Most tokens on one rank over the mean; tokens dropped, of all choices of tokens.
 EXPERT_IMBALANCE = Levels(info=1.2, warning=1.5, critical=3.0)
 DROPPED_TOKENS = Levels(info=1e-12, warning=0.01, critical=0.10)

@@ -39,7 +39,7 @@ COUNT = 8
 
 def model_parallel(shape: ModelShape, plan: Plan, layers: Sequence[int], stage: int, parameters: Sequence[Parameter]) -> list[Traffic]:
     """Traffic of tensor, sequence, context, pipeline and expert parallelism of one stage in a step."""
-    first, last = stage == 0, stage == plan.mesh.pp - 1
+    first, last = stage == 0, stage == plan.last_stage
     rows = [row for layer in layers for row in _layer(shape, plan, layer)]
     rows += _ends(shape, plan, first, last)
     rows += _norm_gradients(plan, parameters)
@@ -176,11 +176,12 @@ def _pipeline(shape: ModelShape, plan: Plan, stage: int, first: bool, last: bool
     full = boundary_bytes(shape.sequence, plan.batch.micro_batch, shape.hidden, plan.recipe.activation, t, plan.mesh.cp)
     stride = stride_of(plan, "pp")
     sent = messages_sent(plan.schedule, p, m, v)[stage]
-    forward = m * v - (m if last else 0)
+    forward = sent // 2 if plan.vee else m * v - (m if last else 0)
+    received = sent // 2 if plan.vee else m * v - (m if first else 0)
     yield Traffic("pp", "pipeline", "send", "forward", p, stride, forward, full)
     yield Traffic("pp", "pipeline", "send", "backward", p, stride, sent - forward, full)
-    yield Traffic("pp", "pipeline", "recv", "forward", p, stride, m * v - (m if first else 0), full)
-    yield Traffic("pp", "pipeline", "recv", "backward", p, stride, m * v - (m if last else 0), full)
+    yield Traffic("pp", "pipeline", "recv", "forward", p, stride, received, full)
+    yield Traffic("pp", "pipeline", "recv", "backward", p, stride, forward, full)
     if shape.tied_embeddings and (first or last):
         weights = -(-shape.vocabulary // plan.mesh.tp) * shape.hidden * plan.recipe.reduce
         yield Traffic("embedding", "gradient_sync", "all_reduce", "backward", 2, stride * (p - 1), 1, weights)

@@ -127,7 +127,7 @@ def local_parameters(shape: ModelShape, plan: Plan, stage: int) -> tuple[Paramet
     chunks = plan.virtual_stages if plan.mesh.pp > 1 else 1
     mesh = plan.mesh
     division = (mesh.pp, chunks, stage, mesh.tp, mesh.ep, mesh.etp)
-    return _local(shape, plan.recipe.parameter, plan.wrap, plan.vocabulary_parallel, division)
+    return _local(shape, plan.recipe.parameter, plan.wrap, plan.vocabulary_parallel, division, plan.vee)
 
 
 @lru_cache(maxsize=512)
@@ -137,12 +137,12 @@ def _whole(shape: ModelShape, element_bytes: int, wrap: str, divided: bool = Tru
 
 @lru_cache(maxsize=512)
 def _local(
-    shape: ModelShape, element_bytes: int, wrap: str, divided: bool, division: tuple[int, int, int, int, int, int]
+    shape: ModelShape, element_bytes: int, wrap: str, divided: bool, division: tuple[int, int, int, int, int, int], vee: bool
 ) -> tuple[Parameter, ...]:
     """``division``: stages, chunks a stage, the stage, and sizes of tp, ep and etp. A search asks for the same ones again and again."""
     pp, chunks, stage, tp, ep, etp = division
     whole = _whole(shape, element_bytes, wrap, divided)
-    held = stage_parameters(whole, shape.layers, pp, chunks, stage, shape.tied_embeddings)
+    held = stage_parameters(whole, shape.layers, pp, chunks, stage, shape.tied_embeddings, vee)
     return tuple(tensor_parallel(expert_parallel(held, ep), tp, etp))
 
 
@@ -165,7 +165,7 @@ def distinct_stages(shape: ModelShape, plan: Plan) -> list[tuple[str, tuple[int,
         return [("only", (0,))]
     between: dict[tuple[int, int], list[int]] = {}
     for stage in range(1, p - 1):
-        layers = [layer for chunk in stage_chunks(shape.layers, p, v, stage) for layer in chunk]
+        layers = [layer for chunk in stage_chunks(shape.layers, p, v, stage, plan.vee) for layer in chunk]
         experts = sum(shape.has_experts(layer) for layer in layers)
         between.setdefault((len(layers) - experts, experts), []).append(stage)
     middle = [("middle", tuple(stages)) for stages in sorted(between.values())]
@@ -176,7 +176,7 @@ def _role(shape: ModelShape, plan: Plan, device: Hardware, how: Assumptions, nam
     stage = stages[0]
     held = local_parameters(shape, plan, stage)
     memory = rank_memory(held, chunk_activations(shape, plan, stage), plan, stage)
-    layers = [layer for chunk in stage_chunks(shape.layers, plan.mesh.pp, plan.virtual_stages, stage) for layer in chunk]
+    layers = [layer for chunk in stage_chunks(shape.layers, plan.mesh.pp, plan.virtual_stages, stage, plan.vee) for layer in chunk]
     traffic = merged([*data_parallel(held, plan), *model_parallel(shape, plan, layers, stage, held)])
     forward, again = _stage_flops(shape, plan, held, len(layers), stage)
     time = stage_time(traffic, plan, device, how, forward, again, memory.state.total)
@@ -187,8 +187,8 @@ def chunk_activations(shape: ModelShape, plan: Plan, stage: int) -> list[Activat
     """Activations of each chunk of a stage; the first chunk of stage 0 has the embedding, the last chunk of the last stage the head."""
     p, v = plan.mesh.pp, plan.virtual_stages
     return [
-        stage_activations(shape, plan, list(layers), stage == 0 and turn == 0, stage == p - 1 and turn == v - 1)
-        for turn, layers in enumerate(stage_chunks(shape.layers, p, v, stage))
+        stage_activations(shape, plan, list(layers), stage == 0 and turn == 0, stage == plan.last_stage and turn == v - 1)
+        for turn, layers in enumerate(stage_chunks(shape.layers, p, v, stage, plan.vee))
     ]
 
 

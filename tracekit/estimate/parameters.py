@@ -86,21 +86,26 @@ def split_layers(layers: int, chunks: int) -> list[range]:
     return [range(starts[chunk], starts[chunk + 1]) for chunk in range(chunks)]
 
 
-def stage_chunks(layers: int, p: int, v: int, stage: int) -> list[range]:
-    """Layers of the ``v`` chunks that a stage holds: chunks stage, stage + p, ... of p v (looped placement)."""
+def stage_chunks(layers: int, p: int, v: int, stage: int, vee: bool = False) -> list[range]:
+    """Layers of the ``v`` chunks that a stage holds: chunks stage, stage + p, ... of p v (looped placement); as a V two, there and back."""
     chunks = split_layers(layers, p * v)
+    if vee:
+        return [chunks[stage], chunks[2 * p - 1 - stage]]
     return [chunks[stage + turn * p] for turn in range(v)]
 
 
-def stage_parameters(parameters: Sequence[Parameter], layers: int, p: int, v: int, stage: int, tied: bool = False) -> list[Parameter]:
+def stage_parameters(
+    parameters: Sequence[Parameter], layers: int, p: int, v: int, stage: int, tied: bool = False, vee: bool = False
+) -> list[Parameter]:
     """What one pipeline stage holds: its layers; the first also what comes before layer 0, the last what comes behind the last layer.
 
     Outside the layers, ``embedding`` goes to the first stage, everything else to the last. A head tied to the embedding is held by both.
+    ``vee``: chunks lie as a V, so that the first stage has both ends of the model.
     """
     if p == 1:
         return list(parameters)
-    held = {layer for chunk in stage_chunks(layers, p, v, stage) for layer in chunk}
-    first, last = stage == 0, stage == p - 1
+    held = {layer for chunk in stage_chunks(layers, p, v, stage, vee) for layer in chunk}
+    first, last = stage == 0, stage == (0 if vee else p - 1)
     kept = []
     for parameter in parameters:
         if parameter.layer is not None:

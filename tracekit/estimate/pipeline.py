@@ -37,6 +37,8 @@ from fractions import Fraction
 from tracekit.errors import UsageError
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2")
+#: Schedules whose messages are known, and for which there is no closed form of the bubble: chunks as a V, two a rank (arXiv:2405.15362).
+WITHOUT_BUBBLE = ("zbv",)
 
 Time = int | float | Fraction
 #: More stages than any job has ranks: beyond, a list with one entry a stage only fills memory.
@@ -45,14 +47,16 @@ MOST_STAGES = 10**6
 
 def check_schedule(schedule: str, p: int, m: int, v: int = 1) -> None:
     """Refuse what the schedule cannot run: raises ``UsageError`` that says why and what to do."""
-    if schedule not in SCHEDULES:
+    if schedule not in SCHEDULES and schedule not in WITHOUT_BUBBLE:
         raise UsageError(f"there is no schedule {schedule!r}", f"choose one of {', '.join(SCHEDULES)}")
     for name, value in (("stages", p), ("micro-batches", m), ("virtual stages", v)):
         if value < 1:
             raise UsageError(f"a pipeline with {value} {name}", f"give at least 1 of the {name}")
     if p > MOST_STAGES:
         raise UsageError(f"a pipeline with {p} stages", f"give at most {MOST_STAGES}")
-    if v > 1 and schedule != "interleaved_1f1b":
+    if schedule == "zbv" and v != 2:
+        raise UsageError(f"zbv has two chunks a rank, not {v}", "give 2 virtual stages")
+    if v > 1 and schedule not in ("interleaved_1f1b", "zbv"):
         raise UsageError(f"{schedule} has one chunk a rank, not {v} virtual stages", "use interleaved_1f1b or 1 virtual stage")
     if schedule == "interleaved_1f1b" and m % p:
         raise UsageError(
@@ -91,6 +95,8 @@ def bubble_time(schedule: str, p: int, m: int, f: Time, b: Time, w: Time, v: int
     schedule cannot run, or a time is negative.
     """
     check_schedule(schedule, p, m, v)
+    if schedule in WITHOUT_BUBBLE:
+        raise UsageError(f"there is no closed form of the bubble of {schedule}", f"choose one of {', '.join(SCHEDULES)}")
     forward, backward, weight = _exact(f, b, w)
     if schedule == "zb_h1":
         return (p - 1) * (forward + backward) - (min(m, p) - 1) * min(forward, backward, weight)
@@ -142,6 +148,8 @@ def in_flight(schedule: str, p: int, m: int, v: int = 1) -> tuple[int, ...]:
         return (m,) * p
     if schedule == "interleaved_1f1b":
         return tuple(min(v * m, 2 * (p - i - 1) + (v - 1) * p + 1) for i in range(p))
+    if schedule == "zbv":  # in chunks; an upper bound
+        return (min(2 * m, 2 * p),) * p
     if schedule == "zb_h2":
         return tuple(min(m, 2 * (p - i) - 1) for i in range(p))
     return tuple(min(m, p - i) for i in range(p))
@@ -173,11 +181,13 @@ def messages_sent(schedule: str, p: int, m: int, v: int = 1) -> tuple[int, ...]:
     """Messages that stage i = 0 .. p-1 sends in a step: activations to the next stage, gradients to the one before.
 
     p v chunks in a row have p v - 1 boundaries with m messages each way, in all 2 m (p v - 1); with interleaving the last rank hands on to
-    the first. Chunks of one rank (p = 1) hand on without a message.
+    the first. Chunks of one rank (p = 1) hand on without a message; as a V (zbv) the innermost rank hands over to itself, 2 m (2 p - 2).
     """
     check_schedule(schedule, p, m, v)
     if p == 1:
         return (0,)
+    if schedule == "zbv":
+        return tuple(2 * m * ((i > 0) + (i < p - 1)) for i in range(p))
     counts = [2 * m * v] * p
     counts[0] -= m  # the first chunk has nobody to send a gradient to
     counts[-1] -= m  # the last chunk has nobody to send an activation to

@@ -241,6 +241,16 @@ class Plan:
         return given or own.get(self.strategy.name, "buckets")
 
     @property
+    def vee(self) -> bool:
+        """Whether the chunks of the model lie on the stages as a V: the first stage has both ends."""
+        return self.schedule == "zbv" and self.mesh.pp > 1
+
+    @property
+    def last_stage(self) -> int:
+        """The stage with the head and the loss."""
+        return 0 if self.vee else self.mesh.pp - 1
+
+    @property
     def _torch_pipeline(self) -> bool:
         """FSDP2 under torch's pipelines: units are gathered once a step and stay, whole gradients are added up and reduced at its end.
 

@@ -35,7 +35,8 @@ _SIZES = {name: name for name in ("layers", "hidden", "heads", "ffn", "vocabular
 _CHOICES = {name: name for name in ("kv_heads", "learned_positions", "tied_embeddings", "norm", "experts")}
 _CHOICES |= {"gated": "gated_mlp", "top_k": "experts_per_token"}
 _SCHEDULES = {"interleaved_zero_bubble": "interleaved_1f1b"}
-_REFUSED_SCHEDULES = ("zbv",)
+#: Gradients of weights are computed later than those of inputs.
+_DEFERRED = ("interleaved_zero_bubble", "zbv")
 #: A dimension of a DTensor that is divided, in the long and the short form of torch: ``Shard(dim=0)``, ``S(0)``, ``_S(0, 2)``.
 _SHARDED = re.compile(r"_?S(?:hard|tridedShard)?\((?:dim=)?(\d{1,3})")
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d{1,5})(?:\.|$)")
@@ -52,6 +53,7 @@ class Recorded:
     shard_rank: int  # its index among the ranks that share its parameters
     axis_names: Mapping[str, str]  # the model's name of a data-parallel group -> the recording's
     units: Mapping[str, str]  # parameter -> its FSDP unit, as far as recorded
+    defers_weights: bool = False  # gradients of weights are computed later: what they are made of is not in the model
     flags: tuple[Traffic, ...] = ()  # small all-reduces beside training: norms of gradients, whether any is not finite
 
     def axis_of(self, row: Traffic) -> str:
@@ -82,7 +84,8 @@ def recorded(manifest: Manifest, step: int | None = None) -> Recorded:
     names = axis_names(sizes, math.prod(axis.size for axis in manifest.mesh), manifest.roles)
     fsdp = any(unit.kind in ("fsdp1", "fsdp2") for unit in manifest.units)
     units = {parameter.name: parameter.unit for parameter in manifest.parameters} if fsdp else {}
-    return Recorded(shape_of(manifest), plan, stage, shard_rank(manifest, sizes), names, units, tuple(_flags(manifest, plan, sizes)))
+    flags, deferred = tuple(_flags(manifest, plan, sizes)), plan.mesh.pp > 1 and manifest.pipeline.get("schedule") in _DEFERRED
+    return Recorded(shape_of(manifest), plan, stage, shard_rank(manifest, sizes), names, units, deferred, flags)
 
 
 def shape_of(manifest: Manifest) -> ModelShape | None:
@@ -102,8 +105,6 @@ def plan_of(manifest: Manifest, sizes: Mapping[str, int]) -> Plan:
     implementation = _implementation(manifest)
     strategy, mesh = _data_parallel(manifest, sizes)
     schedule = pipeline.get("schedule", "1f1b")
-    if schedule in _REFUSED_SCHEDULES:
-        raise UsageError(f"the model has no messages of schedule {schedule}")
     values: dict[str, Any] = {
         "mesh": mesh,
         "strategy": strategy,

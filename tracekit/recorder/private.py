@@ -253,6 +253,17 @@ def ddp_bucket_bytes(module: nn.Module) -> list[int] | None:
     return [int(size) for size in sizes if size.isdigit()]
 
 
+def ddp_bucket_members(module: nn.Module) -> list[list[int]]:
+    """Indices of the parameters (of those that need a gradient, in order) in each bucket, as they are reduced; [] before torch tells.
+
+    It does so once it has cut the buckets anew, in the order in which gradients became ready: behind the first backward.
+    """
+    ask = getattr(module, "_get_ddp_logging_data", dict)
+    text = str(ask().get("rebuilt_per_bucket_param_indices") or "")
+    found = [[int(word) for word in part.split() if word.isdigit()] for part in text.split(",")]
+    return found if all(found) else []
+
+
 def shards_state(*optimizers: Any) -> bool:
     """Whether one of these is torch's ZeroRedundancyOptimizer."""
     return any(type(optimizer).__name__ == "ZeroRedundancyOptimizer" for optimizer in optimizers)

@@ -134,11 +134,17 @@ def _fsdp1(model: nn.Module) -> list[Unit]:
 
 
 def _buckets(model: nn.Module) -> list[Unit]:
+    """DDP's buckets in the order in which they are reduced, each with its parameters in the order in which they became ready."""
     result: list[Unit] = []
-    for replica in (module for module in model.modules() if isinstance(module, DistributedDataParallel)):
+    for prefix, replica in model.named_modules():
+        if not isinstance(replica, DistributedDataParallel):
+            continue
         width = next((p.element_size() for p in replica.parameters()), 4)
         sizes = [size // width for size in private.ddp_bucket_bytes(replica) or []]
-        result += [Unit(f"bucket {len(result) + i}", "ddp_bucket", [], size, size) for i, size in enumerate(sizes)]
+        names = [plain_name(f"{prefix}.{n}" if prefix else n) for n, p in replica.named_parameters() if p.requires_grad]
+        members = [[names[i] for i in each if i < len(names)] for each in private.ddp_bucket_members(replica)]
+        members = members if len(members) == len(sizes) else [[] for _ in sizes]
+        result += [Unit(f"bucket {len(result) + i}", "ddp_bucket", members[i], size, size) for i, size in enumerate(sizes)]
     return result
 
 
@@ -160,7 +166,7 @@ def _blocks(model: nn.Module) -> list[Unit]:
 
 def parameters(models: Sequence[nn.Module], found: Sequence[Unit]) -> list[Parameter]:
     """Every parameter of the models as this rank holds it."""
-    unit_of = {name: unit.name for unit in found for name in unit.parameters}
+    unit_of = {name: unit.name for unit in found if unit.kind != "ddp_bucket" for name in unit.parameters}  # a bucket holds gradients
     result = []
     for model in models:
         for raw, tensor in model.named_parameters():

@@ -29,6 +29,7 @@ GROUPS: Mapping[str, Sequence[str]] = {
     "activations": ("activations", "logits", "temporaries"),
 }
 _FLAT = "gradients of views of a flat parameter have no owner until they are made flat: they are counted with the activations"
+_DEFERRED = "gradients of weights are computed later than those of inputs: what they are made of until then is not in the model"
 _NO_EVENTS = "no allocations were recorded (profile_memory=True)"
 
 
@@ -77,7 +78,8 @@ def memory_lines(prediction: Prediction, memory: DeviceMemory | None) -> list[Li
     seen = memory.categories
     lines = [_parameters(prediction, memory), _optimizer(prediction, memory)]
     if peak is None:
-        return [*lines, Line("memory.peak", rank, None, memory.peak, "bytes", NOT_MEASURED, "activations of this model are not known")]
+        why = _DEFERRED if prediction.found is not None and prediction.found.defers_weights else "activations of this model are not known"
+        return [*lines, Line("memory.peak", rank, None, memory.peak, "bytes", NOT_MEASURED, why)]
     moment = moment_like(prediction, seen)
     assert moment is not None
     lines += _composition(prediction, memory, moment)

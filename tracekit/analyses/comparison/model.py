@@ -74,9 +74,19 @@ def _bubble(job: Job, predictions: Sequence[Prediction]) -> list[Line]:
     if len(plans) != 1:
         return []
     schedule, p, m, v = plans.pop()
-    share = float(bubble_share(schedule, p, m, 1, 1, 1, v))
     measured, why = _measured_bubble(job)
+    if any(each.found is not None and each.found.defers_weights for each in predictions):
+        return _replayed_bubble(job, measured, why)
+    share = float(bubble_share(schedule, p, m, 1, 1, 1, v))
     return [line("pipeline.bubble_share", None, share, measured, "share", why, SHARE)]
+
+
+def _replayed_bubble(job: Job, measured: float | None, why: str) -> list[Line]:
+    """Of a schedule without a closed form: its own order of work, replayed with equal stages and free messages."""
+    summary = pipeline.analyze(job).summary
+    if summary is None or summary.ideal is None:
+        return [Line("pipeline.bubble_share", None, None, measured, "share", NOT_MEASURED, "no closed form of this schedule is known")]
+    return [line("pipeline.bubble_share", None, summary.ideal, measured, "share", why, SHARE)]
 
 
 def _measured_bubble(job: Job) -> tuple[float | None, str]:

@@ -67,7 +67,7 @@ def predict(rank: int, manifest: Manifest, peak_step: int | None = None) -> Pred
     rows = merged([*rows, *found.flags])
     if max(memory.peak.total, memory.state.total, *(row.calls * row.full_bytes for row in rows), 0) > MOST_BYTES:
         return Prediction(rank, manifest, problem="the sizes in the manifest are those of no job: a rank would hold or send exabytes")
-    known = found.shape is not None
+    known = found.shape is not None and not found.defers_weights
     peak, moments = (memory.peak, memory.moments) if known else (None, ())
     return Prediction(rank, manifest, found, memory.state, peak, moments, classes(found, rows))
 
@@ -77,7 +77,7 @@ def _of_transformer(shape: ModelShape, found: Recorded) -> tuple[RankMemory, lis
     plan, stage = found.plan, found.stage
     held = found.wrapped(local_parameters(shape, plan, stage))
     memory = rank_memory(held, chunk_activations(shape, plan, stage), plan, stage, found.shard_rank)
-    layers = [layer for chunk in stage_chunks(shape.layers, plan.mesh.pp, plan.virtual_stages, stage) for layer in chunk]
+    layers = [layer for chunk in stage_chunks(shape.layers, plan.mesh.pp, plan.virtual_stages, stage, plan.vee) for layer in chunk]
     return memory, [*data_parallel(held, plan), *model_parallel(shape, plan, layers, stage, held)]
 
 
