@@ -23,12 +23,15 @@ import msgspec
 
 HERE = Path(__file__).parent
 SMALL = ["--layers", "2", "--active", "2"]
+SHORT = ["--layers", "2", "--active", "1"]
 
 #: Sample -> arguments of ``tracekit record``. Names say how many ranks were recorded; ``fake`` ones are single ranks of a larger mesh.
 SAMPLES = {
     "ddp_2": ["ddp", "--verify", *SMALL],
     "ddp_accumulation_2": ["ddp", "--micro-batches", "2", "--gradient-as-bucket-view", *SMALL],
+    "ddp_recompute_2": ["ddp", "--recompute", "full", "--swiglu", "--verify", *SHORT],
     "zero1_2": ["zero1", "--verify", *SMALL],
+    "zero1_reduce_scatter_2": ["zero1", "--exchange", "reduce_scatter", "--verify", *SHORT],
     "zero2_2": ["zero2", "--verify", *SMALL],
     "zero3_2": ["zero3", "--verify", *SMALL],
     "fsdp1_2": ["fsdp1", "--verify", *SMALL],
@@ -36,8 +39,13 @@ SAMPLES = {
     "fsdp2_bf16_2": ["fsdp2", "--precision", "bf16", *SMALL],
     "fsdp2_no_reshard_2": ["fsdp2", "--reshard-after-forward", "false", *SMALL],
     "fsdp2_uneven_3": ["fsdp2", "--nproc", "3", "--vocabulary", "515", "--verify", *SMALL],
+    "fsdp2_recompute_2": ["fsdp2", "--recompute", "selective", "--wrap", "ends", "--verify", *SHORT],
+    "fsdp2_too_coarse_2": ["fsdp2", "--wrap", "whole", "--verify", *SHORT],
+    "fsdp2_too_fine_2": ["fsdp2", "--wrap", "modules", "--verify", *SHORT],
     "hsdp_4": ["hsdp", "--verify", *SMALL],
     "tensor_parallel_2": ["tensor_parallel", "--verify", *SMALL],
+    "tensor_parallel_gathered_2": ["tensor_parallel", "--divide-vocabulary", "gather", "--verify", *SHORT],
+    "tensor_parallel_loss_2": ["tensor_parallel", "--divide-vocabulary", "loss", "--verify", *SHORT],
     "sequence_parallel_2": ["sequence_parallel", "--verify", *SMALL],
     "context_parallel_allgather_2": ["context_parallel_allgather", "--verify", *SMALL],
     "context_parallel_ring_4": ["context_parallel_ring", "--verify", *SMALL],
@@ -46,7 +54,9 @@ SAMPLES = {
     "pipeline_gpipe_2": ["pipeline_gpipe", "--verify", *SMALL],
     "pipeline_1f1b_2": ["pipeline_1f1b", "--verify", *SMALL],
     "pipeline_interleaved_2": ["pipeline_interleaved", "--verify", "--layers", "4", "--active", "2"],
+    "pipeline_zbv_2": ["pipeline_interleaved", "--zero-bubble", "zbv", "--verify", "--layers", "4", "--active", "1"],
     "expert_parallel_2": ["expert_parallel", "--verify", *SMALL],
+    "expert_parallel_dropped_2": ["expert_parallel", "--capacity-factor", "1.0", "--padding", "--auxiliary-loss", "0.01", *SHORT],
     "hybrid_3d_8": ["hybrid_3d", "--verify", *SMALL],
     "hybrid_4d_16": ["hybrid_4d", "--verify", "--layers", "2", "--active", "1"],
     "hybrid_5d_8": ["hybrid_5d", "--mesh", "pp=2,ep=2,dp_shard=2,cp=1,tp=1", "--verify", *SMALL],

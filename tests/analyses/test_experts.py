@@ -100,6 +100,13 @@ def test_what_a_padded_exchange_hides_is_summed_from_those_who_sent() -> None:
     assert layer["dropped_share"] == pytest.approx(20 / 220)
 
 
+def test_nobody_waits_for_the_fullest_rank_of_a_padded_exchange() -> None:
+    ranks = [[load(rank, row, [], padding=True, capacity=40)] for rank, row in enumerate(([10, 20, 30, 40], [4, 6, 50, 40]))]
+    (finding,) = [one for one in experts.analyze(recorded(*ranks)).findings() if one.id.startswith("experts.imbalance")]
+    assert (finding.id, finding.severity, finding.value) == ("experts.imbalance_padded", "info", 1.6)
+    assert "every rank computes as many rows" in finding.text
+
+
 def test_a_padded_exchange_of_which_a_rank_is_missing_tells_nothing() -> None:
     mine = [load(0, [10, 20, 30, 40], [], padding=True, capacity=40)]
     (layer,) = told(recorded(mine, []))

@@ -23,6 +23,7 @@ from tracekit.findings import Finding, Section, Severity, Table
 from tracekit.job.model import Job
 from tracekit.manifest import Unit
 from tracekit.schema import Column, table
+from tracekit.trace.events import Int64Array
 from tracekit.units import NULL, format_bytes, format_ns, plural
 
 ORDER = 32
@@ -89,7 +90,7 @@ class Units:
         fsdp = self.rows[self.rows["kind"].isin(_FSDP) & (self.rows["elements"] > 0)]
         if self.alone or fsdp.empty or fsdp["share"].max() < thresholds.COARSE_UNIT:
             return []
-        largest = fsdp.loc[fsdp["share"].idxmax()]
+        largest = fsdp.iloc[int(fsdp["share"].to_numpy().argmax())]
         share, name = float(largest["share"]), largest["unit"] or "the root"
         held = "the whole model is one unit" if len(fsdp) == 1 else f"unit {name} holds {share:.0%} of the parameters"
         text = f"FSDP gathers {largest['elements']:,} parameters at once: {held}, and every rank holds all of it while it works on it."
@@ -154,7 +155,7 @@ def _rows(units: list[Unit], own: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _begins(units: list[Unit], own: pd.DataFrame) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _begins(units: list[Unit], own: pd.DataFrame) -> Int64Array:
     """When each of DDP's buckets is reduced, behind the first, where every step reduces each of them once."""
     nothing = np.full(len(units), NULL, np.int64)
     reduced = own[(own["purpose"] == "gradient_sync") & (own["kind"] == "all_reduce")]
@@ -163,7 +164,8 @@ def _begins(units: list[Unit], own: pd.DataFrame) -> np.ndarray[Any, np.dtype[np
     starts = [np.sort(group.to_numpy()) for _, group in reduced.groupby("launch_step_number")["start_ns"]]
     if any(len(start) != len(units) for start in starts):
         return nothing
-    return np.rint(np.mean([start - start[0] for start in starts], axis=0)).astype(np.int64)
+    behind: Int64Array = np.rint(np.mean([start - start[0] for start in starts], axis=0)).astype(np.int64)
+    return behind
 
 
 def _small(own: pd.DataFrame) -> Small | None:

@@ -180,6 +180,10 @@ class Step:
             self.sharding.after_forward(i)
         tape.unit = ""
         tape.drop("passing")
+        if not self.units:  # all is one unit: what it was gathered into is free when its forward is over
+            tape.put("saved by the root", "activations", sum(self.now.saved.values()))
+            tape.put("logits", "logits", self.now.logits_output)
+            tape.mark("compute")
         self.sharding.before_loss()
 
     def _cast(self, block: int | str, unit: UnitBytes) -> None:

@@ -122,9 +122,10 @@ def stage_parameters(
 def early_root_elements(parameters: Sequence[Parameter]) -> int:
     """Elements of the root's gradients that backward computes before those of the other units.
 
-    Parameters listed behind the first unit (norm, head) come first; so does an embedding that is the head as well.
+    Parameters listed behind the first unit, or the first layer where all is one unit (norm, head) come first; so does an embedding that is
+    the head as well.
     """
-    first = next((index for index, p in enumerate(parameters) if p.unit), 0)
-    root = [(index, p) for index, p in enumerate(parameters) if not p.unit]
+    first = next((index for index, p in enumerate(parameters) if p.unit or p.layer is not None), 0)
+    root = [(index, p) for index, p in enumerate(parameters) if not p.unit and p.layer is None]
     tied = any(p.role == "norm" for _, p in root) and not any(p.role == "head" for p in parameters)
     return sum(p.elements for index, p in root if index >= first or (tied and p.role == "embedding"))

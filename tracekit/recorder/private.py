@@ -258,8 +258,8 @@ def ddp_bucket_members(module: nn.Module) -> list[list[int]]:
 
     It does so once it has cut the buckets anew, in the order in which gradients became ready: behind the first backward.
     """
-    ask = getattr(module, "_get_ddp_logging_data", dict)
-    text = str(ask().get("rebuilt_per_bucket_param_indices") or "")
+    ask = getattr(module, "_get_ddp_logging_data", None)
+    text = "" if ask is None else str(ask().get("rebuilt_per_bucket_param_indices") or "")
     found = [[int(word) for word in part.split() if word.isdigit()] for part in text.split(",")]
     return found if all(found) else []
 

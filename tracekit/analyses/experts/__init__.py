@@ -78,6 +78,10 @@ class Experts:
         text += f"; {above} of {len(self.loads)} layers are above {limit}." if above > 1 and worst.layer.name else "."
         if worst.expert_imbalance is not None:
             text += f" The busiest expert gets {worst.expert_imbalance:.2f} times the mean expert."
+        if worst.layer.padding:  # nobody waits for the fullest rank
+            text += " Exchanges are padded: every rank computes as many rows, those without a token for nothing."
+            advice = "Balance the router (auxiliary loss, or a bias without one): fewer tokens are dropped, and fewer rows are empty."
+            return [Finding("experts.imbalance_padded", "info", text, value, "most / mean", "experts, all recorded steps", advice)]
         advice = "Balance the router (auxiliary loss, or a bias without one), give experts a capacity, or place busy experts apart."
         return [Finding("experts.imbalance", severity, text, value, "most / mean", "experts, all recorded steps", advice)]
 
