@@ -96,11 +96,14 @@ class Hooks:
         return around
 
     def _own_messages(self, stage: Any, action: str, chunk: int) -> None:
-        """What a stage received for this micro-batch lies in buffers that it keeps from step to step."""
-        kind = {"F": "hidden states", "B": "gradients"}.get(action)
-        if kind is not None:
-            for tensor in private.pipeline_messages(stage, action == "F", chunk):
-                self._owners.own(tensor, "communication_buffers", f"{kind} {chunk}", f"stage {getattr(stage, 'stage_index', '')}")
+        """What a stage received for this micro-batch lies in buffers that it keeps from step to step; what another one of this rank handed
+        over is an activation that it keeps as long."""
+        kind, forward = {"F": "hidden states", "B": "gradients"}.get(action), action == "F"
+        here = private.pipeline_hands_over(stage, forward)
+        if kind is not None and (forward or not here):
+            category = "activations" if here else "communication_buffers"
+            for tensor in private.pipeline_messages(stage, forward, chunk):
+                self._owners.own(tensor, category, f"{kind} {chunk}", f"stage {getattr(stage, 'stage_index', '')}")
 
     # Memory ----------------------------------------------------------------------------------------------------------
 

@@ -357,11 +357,14 @@ def pipeline_chunk(action: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return (given if isinstance(given, int) else None), bool(full)
 
 
-def pipeline_messages(stage: Any, forward: bool, chunk: int) -> list[torch.Tensor]:
-    """What a stage receives from another rank for one micro-batch: hidden states, or gradients; [] where it receives nothing."""
+def pipeline_hands_over(stage: Any, forward: bool) -> bool:
+    """Whether what a stage gets comes from another stage of this rank, without a message."""
     of_stage, own = getattr(stage, "stage_index_to_group_rank", {}), getattr(stage, "group_rank", None)
-    if of_stage.get(getattr(stage, "stage_index", 0) + (-1 if forward else 1)) == own:
-        return []  # handed over on this rank
+    return bool(of_stage.get(getattr(stage, "stage_index", 0) + (-1 if forward else 1)) == own)
+
+
+def pipeline_messages(stage: Any, forward: bool, chunk: int) -> list[torch.Tensor]:
+    """What a stage gets for one micro-batch: hidden states, or gradients; [] where it gets nothing. It keeps them to the next step."""
     entries = getattr(stage, "args_recv_info" if forward else "grad_recv_info", {}).get(chunk, ())
     buffers = [getattr(entry, "buffer", None) for entry in entries]
     return [local(buffer) for buffer in buffers if isinstance(buffer, torch.Tensor)]
