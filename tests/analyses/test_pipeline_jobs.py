@@ -9,6 +9,8 @@ import pytest
 from tests.jobs import Cause
 from tests.pipelines import PipelineJob, PipelineShape
 from tracekit import analyses
+from tracekit.graph.scenarios import scenario
+from tracekit.graph.study import study_of
 from tracekit.job.load import LoadOptions, load_job
 from tracekit.report.document import document
 
@@ -82,3 +84,20 @@ def test_the_recorded_interleaved_pipeline_is_told_by_its_messages_too(tmp_path:
     found = document(read, analyses.run(read))["pipeline"]
     assert (found["schedule"], found["schedule_from"]) == ("interleaved_1f1b", "order of compute and messages")
     assert (found["stages"], found["microbatches"], found["runs"]) == (4, 4, 2)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved_1f1b"])
+def test_what_other_micro_batches_win_is_what_a_job_with_them_takes(schedule: str, tmp_path: Path) -> None:
+    job = PipelineJob(shape(schedule, layers=2, kernel_us=500))
+    finer = PipelineJob(shape(schedule, layers=2, kernel_us=250, micro_batches=16))
+    job.write(tmp_path)
+    study = study_of(load_job([str(tmp_path)], LoadOptions(), analyses.reducers()))
+    gain = study.step_ns - scenario(study, "microbatches=16").step_ns
+    assert gain / 1000 == pytest.approx(job.step_us - finer.step_us, rel=0.02)
+
+
+def test_a_zero_bubble_schedule_of_other_micro_batches_has_no_closed_form(tmp_path: Path) -> None:
+    PipelineJob(shape("zb_h1")).write(tmp_path)
+    study = study_of(load_job([str(tmp_path)], LoadOptions(), analyses.reducers()))
+    found = scenario(study, "microbatches=16")
+    assert found.step_ns is None and "no closed form" in found.reason

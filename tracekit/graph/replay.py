@@ -7,6 +7,8 @@ end(v)   = latest start of all members + cost(v)             for a member of a c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from tracekit.compiled import late
@@ -132,3 +134,17 @@ def causal_order(
                     queued[w] = True
                     filled += 1
     return order, lacks[:-1]
+
+
+def replay_of(sources: Sequence[Sequence[int]], cost: Int64Array) -> Int64Array | None:
+    """When each piece of work ends [the unit of ``cost``], started as soon as its sources have ended; None where they wait in a circle."""
+    count = len(sources)
+    first = np.cumsum([0, *map(len, sources)]).astype(np.int64)
+    source = np.array([i for own in sources for i in own], np.int32)
+    alone, nothing = np.full(count, -1, np.int32), np.empty(0, np.int32)
+    order, lacks = causal_order(first, source, alone, np.zeros(1, np.int64), nothing, alone, np.arange(count, dtype=np.int32))
+    if (lacks > 0).any():
+        return None
+    zero = np.zeros(count, np.int64)
+    ended: Int64Array = replay(order, first, source, alone, 0, alone, zero, cost, zero)[1]
+    return ended

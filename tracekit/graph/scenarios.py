@@ -4,7 +4,13 @@ bandwidth:AXIS=K   transfers along AXIS take 1/K of their time
 perfect_overlap    communication takes no time, except that no rank is faster than its own transfers
 no_straggler       no rank, node, group or stage is slower than its peers
 equal_stages       a micro-batch takes equally long on all stages: the mean of them
-microbatches=N     the same batch in N micro-batches: each takes m/N of its time, and the pipeline fills and drains with smaller ones
+microbatches=N     the same batch in N micro-batches: in closed form (no replay), of GPipe, 1F1B, looped and interleaved schedules of m
+                   micro-batches on p places of v stages each: the pipeline fills and drains with pieces m/N as long, so that with the
+                   compute W_s of place s in a step
+
+                       step - (sum of W_s - largest W_s) / v (1/m - 1/N)
+
+                   which for equal places is (p-1) W / v (1/m - 1/N)
 no_host            what waits for its launch starts at once
 """
 
@@ -16,8 +22,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from tracekit.collectives.purpose import role_of_axis
 from tracekit.errors import UsageError
 from tracekit.graph.kinds import ideal
+from tracekit.graph.local import PIECE_KINDS
 from tracekit.graph.step_graph import launch_bound
 from tracekit.graph.study import Study
 from tracekit.trace.events import Int64Array
@@ -109,16 +117,27 @@ def _no_host(study: Study, name: str) -> Scenario:
 
 
 def _micro_batches(study: Study, name: str, wanted: int) -> Scenario:
-    """Fill and drain shrink with the micro-batches: of 1F1B and GPipe, p - 1 of them pass before all stages work."""
+    """Fill and drain shrink with the micro-batches."""
     graph, places = study.graph, study.places
     inside = graph.piece >= 0
-    stages = len(places.stages)
-    if stages < 2 or not inside.any():
+    if len(places.stages) < 2 or not inside.any():
         return Scenario(name, None, "no pipeline stages with marked micro-batches were read")
-    batches = len(np.unique(graph.piece[inside] % 10**6))
-    slots = pd.DataFrame({"step": graph.step, "rank": graph.rank, "cost": np.where(graph.comm, 0, graph.cost)})[inside]
-    work = float(slots.groupby(["step", "rank"])["cost"].sum().groupby("step").max().mean())
-    if batches < 1 or work <= 0:
-        return Scenario(name, None, "no micro-batch was recorded")
-    filling = (stages - 1) * work
-    return Scenario(name, study.step_ns - filling / batches + filling / wanted)
+    stage_and_kind, batch = np.divmod(graph.piece[inside], 10**6)
+    stage, kind = np.divmod(stage_and_kind, len(PIECE_KINDS))
+    if (kind >= PIECE_KINDS.index("I")).any():
+        return Scenario(name, None, "the backward runs in two parts: how its schedule fills with other micro-batches has no closed form")
+    place = places.of(graph.rank, places.stage)[inside]
+    ranks = pd.DataFrame({"step": graph.step[inside], "place": place, "rank": graph.rank[inside], "cost": _of_stage(study)[inside]})
+    work = ranks.groupby(["step", "place", "rank"])["cost"].sum().groupby(["step", "place"]).mean().groupby("step")
+    virtual = len(np.unique(stage)) / len(places.stages)
+    filling = float((work.sum() - work.max()).mean()) / virtual
+    return Scenario(name, study.step_ns - filling / len(np.unique(batch)) + filling / wanted)
+
+
+def _of_stage(study: Study) -> Int64Array:
+    """What each node adds to the time of its piece: compute, and the communication inside a layer."""
+    graph = study.graph
+    axis = study.job.operations["axis"].astype("str").to_numpy()
+    inner = [name for name in set(axis.tolist()) if role_of_axis(name) in ("tensor", "expert", "context")]
+    within = (graph.operation >= 0) & np.isin(axis[np.maximum(graph.operation, 0)], inner) if len(axis) else graph.comm & False
+    return np.where(graph.comm & ~within, 0, np.maximum(graph.cost, 0))

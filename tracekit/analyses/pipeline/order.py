@@ -18,7 +18,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from tracekit.errors import UsageError
+from tracekit.graph.replay import replay_of
 
 UNKNOWN = "unknown"
 
@@ -92,31 +95,32 @@ def _in_turn(pieces: Sequence[Piece]) -> bool:
 
 
 def replay(orders: Orders, duration: Duration) -> dict[int, tuple[float, float]] | None:
-    """Rank -> (time it works, time until all are done), every piece as soon as its order and the stages beside it let it; messages take
-    no time. None where ranks would wait for each other for ever: not all pieces were recorded.
+    """Rank -> (time it works, time until all are done), in the unit of ``duration`` to a whole number: the graph's replay of every piece
+    behind its rank's piece before and what it needs of another stage; messages take no time. None where ranks would wait for each other for
+    ever: not all pieces were recorded.
     """
-    done: dict[tuple[str, int, int], float] = {}
-    stages = {piece.stage for pieces in orders.values() for piece in pieces}
-    place, now, busy = dict.fromkeys(orders, 0), dict.fromkeys(orders, 0.0), dict.fromkeys(orders, 0.0)
-    waiting = True
-    while waiting:
-        waiting = False
-        for rank, pieces in orders.items():
-            while place[rank] < len(pieces):
-                piece = pieces[place[rank]]
-                needs = needed(piece, stages)
-                if needs is not None and needs not in done:
-                    break
-                length = duration(piece)
-                now[rank] = max(now[rank], done[needs] if needs is not None else 0.0) + length
-                busy[rank] += length
-                done["F" if piece.kind == "F" else "W" if piece.kind == "W" else "B", piece.stage, piece.micro_batch] = now[rank]
-                place[rank] += 1
-                waiting = True
-    if any(place[rank] < len(pieces) for rank, pieces in orders.items()):
+    work = [(rank, piece) for rank, pieces in orders.items() for piece in pieces]
+    number = {_done(piece): i for i, (_, piece) in enumerate(work)}
+    stages = {piece.stage for _, piece in work}
+    sources: list[list[int]] = []
+    for i, (rank, piece) in enumerate(work):
+        needs = needed(piece, stages)
+        if needs is not None and needs not in number:
+            return None
+        before = [i - 1] if i and work[i - 1][0] == rank else []
+        sources.append(before if needs is None else [*before, number[needs]])
+    cost = np.array([round(duration(piece)) for _, piece in work], np.int64)
+    end = replay_of(sources, cost)
+    if end is None:
         return None
-    wall = max(now.values(), default=0.0)
-    return {rank: (busy[rank], wall) for rank in orders}
+    rank_of = np.array([rank for rank, _ in work], np.int64)
+    wall = float(end.max(initial=0))
+    return {rank: (float(cost[rank_of == rank].sum()), wall) for rank in orders}
+
+
+def _done(piece: Piece) -> tuple[str, int, int]:
+    """What others ask for when they need this piece."""
+    return "B" if piece.kind == "I" else piece.kind, piece.stage, piece.micro_batch
 
 
 def needed(piece: Piece, stages: set[int]) -> tuple[str, int, int] | None:
