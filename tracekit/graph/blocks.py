@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from tracekit.collectives.purpose import role_of_axis
 from tracekit.job.activity import Activity, DeviceWork, Work
@@ -50,30 +51,39 @@ def blocks_of(activity: Activity, rows: Int64Array, step: Int64Array, phase: Int
     device = activity.device
     sent, called_at = _messages(activity)
     called = np.where(device.launch_ts[rows] == NULL, device.start[rows] if activity.on_cpu else NULL, device.launch_ts[rows])
-    works = (device.work[rows] == Work.COMPUTE) & (called != NULL) & np.isin(phase, (FORWARD, BACKWARD))
-    if not activity.on_cpu:
-        works &= on_main_stream(device)[rows]
-    nodes = np.flatnonzero(works)
-    if not len(called_at) or not len(nodes):
+    computes = (device.work[rows] == Work.COMPUTE) & (activity.on_cpu | on_main_stream(device)[rows])
+    inside = (device.work[rows] == Work.COMMUNICATION) & ~_carries_message(activity, device.operation[rows])
+    nodes = np.flatnonzero((computes | inside) & (called != NULL) & np.isin(phase, (FORWARD, BACKWARD)))
+    if not len(called_at) or not computes[nodes].any():
         return None
     before = np.searchsorted(called_at, called[nodes], side="right")
     keys = np.stack([before, phase[nodes].astype(np.int64), step[nodes]])
     opens = np.append(True, (keys[:, 1:] != keys[:, :-1]).any(axis=0))
-    number, first = np.cumsum(opens) - 1, np.flatnonzero(opens)
-    busy = np.bincount(number, device.end[rows[nodes]] - device.start[rows[nodes]])
-    forward, opened = phase[nodes[first]] == FORWARD, (called[nodes[first]], step[nodes[first]])
+    number, first = np.cumsum(opens) - 1, nodes[opens]
+    forward, opened = phase[first] == FORWARD, (called[first], step[first])
+    works = computes[nodes]
+    busy = np.bincount(number[works], (device.end - device.start)[rows[nodes[works]]], len(first))
+    size = np.bincount(number[works], minlength=len(first))
     sends = _sends(opened[0], called_at[sent])
-    kept = _long(busy, np.bincount(number), sends > 0, forward) & ~_behind_backward(forward, opened[1])
+    kept = (size > 0) & _long(busy, size, sends > 0, forward) & ~_behind_backward(forward, opened[1])
     number = np.where(kept, np.cumsum(kept) - 1, -1)[number]
-    nodes, number, opened = nodes[number >= 0], number[number >= 0], (opened[0][kept], opened[1][kept])
     of_node = np.full(len(rows), -1, np.int64)
     of_node[nodes] = number
+    opened = (opened[0][kept], opened[1][kept])
     start, end = np.full(kept.sum(), np.iinfo(np.int64).max), np.full(kept.sum(), NULL)
-    times = device.start[rows[nodes]], device.end[rows[nodes]]
-    begins = np.ones(len(nodes), np.bool_) if activity.on_cpu else behind_message(activity, number, *times)
+    chosen = works & (number >= 0)
+    number, times = number[chosen], (device.start[rows[nodes[chosen]]], device.end[rows[nodes[chosen]]])
+    begins = np.ones(len(number), np.bool_) if activity.on_cpu else behind_message(activity, number, *times)
     np.minimum.at(start, number[begins], times[0][begins])
     np.maximum.at(end, number, times[1])
     return Blocks(of_node, opened[1], forward[kept], start, end, _sends(opened[0], called_at[sent]))
+
+
+def _carries_message(activity: Activity, operation: npt.NDArray[np.int32]) -> BoolArray:
+    """Which communications carry a message of the pipeline (of a batch: its first one)."""
+    ours = of_pipeline(activity, MESSAGES)
+    found: BoolArray = (operation >= 0) & np.append(ours, False)[operation]
+    return found
 
 
 def _sends(called: Int64Array, sent: Int64Array) -> Int64Array:

@@ -15,6 +15,7 @@ from tracekit.graph.host import doing_words
 from tracekit.graph.step_graph import launch_bound
 from tracekit.graph.study import Study
 from tracekit.trace.events import BoolArray
+from tracekit.units import NULL
 
 Kind = Literal["more_kernels", "slower_kernels", "tokens", "host", "pause", "gap", "link", "stage", "moving", "moving_host"]
 #: Kernels of one name that take this much longer are slower; of so much of the compute, the device is.
@@ -52,9 +53,21 @@ def reason_of(study: Study, culprit: Culprit) -> Reason:
     if slower and share >= _MOST:
         return Reason("slower_kernels", factor, name=slower)
     experts = any(role_of_axis(axis.name) == "expert" for axis in study.job.mesh.axes)
-    if slower and experts and culprit.scope == "rank":
+    if slower and experts and culprit.scope == "rank" and not _fewer_tokens(study, culprit.ranks[0]):
         return Reason("tokens", factor, name=slower)
     return Reason("stage" if culprit.scope == "stage" else "slower_kernels", factor, name=slower)
+
+
+def _fewer_tokens(study: Study, rank: int) -> bool:
+    """Whether the rank's experts get no more tokens than the mean: by what a rank sends back when outputs are combined.
+
+    Ranks that send back alike (padded to one capacity) say nothing of it.
+    """
+    rows = study.job.operations
+    sent = rows[(rows["purpose"] == "expert_combine") & (rows["sent_bytes"] != NULL)].groupby("rank")["sent_bytes"].sum()
+    if rank not in sent.index or len(sent) < 2 or sent.max() <= _MORE * sent.min():
+        return False
+    return bool(sent[rank] <= sent.mean())
 
 
 def _peers(study: Study, culprit: Culprit) -> BoolArray:
