@@ -59,12 +59,14 @@ def reason_of(study: Study, culprit: Culprit) -> Reason:
 
 
 def _fewer_tokens(study: Study, rank: int) -> bool:
-    """Whether the rank's experts get no more tokens than the mean: by what a rank sends back when outputs are combined.
+    """Whether the rank's experts get no more tokens than the mean: by what a rank sends back when outputs are combined
+    (in backward the gradients of that go the other way).
 
     Ranks that send back alike (padded to one capacity) say nothing of it.
     """
     rows = study.job.operations
-    sent = rows[(rows["purpose"] == "expert_combine") & (rows["sent_bytes"] != NULL)].groupby("rank")["sent_bytes"].sum()
+    rows = rows[(rows["purpose"] == "expert_combine") & (rows["sent_bytes"] != NULL) & (rows["phase"] != "backward")]
+    sent = rows.groupby("rank")["sent_bytes"].sum()
     if rank not in sent.index or len(sent) < 2 or sent.max() <= _MORE * sent.min():
         return False
     return bool(sent[rank] <= sent.mean())
