@@ -61,7 +61,9 @@ def _clocks_aligned(detail: Detail) -> str:
         those = listed(detail["alone"], 8)
         parts.append(f"the clock of {those} could not be compared with {detail['against']} (no collective matched): its times stand apart")
     if detail["residual_us"]:
-        parts.append(f"the aligned clocks still contradict a collective by {_us(detail['residual_us'])} (drift is not modelled)")
+        parts.append(f"the aligned clocks still contradict a collective by {_us(detail['residual_us'])}")
+    if detail.get("drift_ppm"):
+        parts.append(f"drift of up to {detail['drift_ppm']:.3g} ppm is taken out")
     return "; ".join(parts)
 
 

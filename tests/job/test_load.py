@@ -243,3 +243,19 @@ def test_ranks_without_a_common_step_are_named(tmp_path):
     job = load(tmp_path)
     assert job.steps == []
     assert any("no step was recorded by every rank (rank 0: 3; rank 1: 30)" in n for n in sentences(job.notes))
+
+
+def test_between_clocks_that_nothing_aligns_there_is_neither_wait_nor_transfer(tmp_path):
+    for rank, host in enumerate("aab"):
+        trace = Trace(rank, 3, host_name=host, groups=[group("0", "default_pg", [0, 1, 2]), group("1", "mesh_tp", [0, 1])])
+        trace.step(1, 0, 10_000_000)
+        for i in range(4):
+            far = i * i * 100_000 if host == "b" else 0  # no offset brings these together
+            trace.collective("allreduce", 1_000_000 * i + 100 + far, 300, seq=i, ranks=[0, 1, 2])
+        if host == "a":
+            trace.collective("allreduce", 5_000_100, 300, group="1", seq=1, ranks=[0, 1], description="mesh_tp")
+        trace.write(tmp_path / f"rank{rank}.json")
+    job = load(tmp_path)
+    assert not job.clock.aligned
+    assert (job.matches["transfer_ns"] == NULL).tolist() == [True] * 4 + [False]  # those of one host are known all the same
+    assert (job.operations["wait_ns"] == NULL).sum() == 12

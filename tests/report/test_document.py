@@ -25,7 +25,7 @@ def test_the_job() -> None:
         "nodes": None,
         "steps": [10, 11],
         "mesh": {"axes": [{"name": "tp", "size": 2}], "source": "descriptions", "coordinates": {"0": [0], "1": [1]}},
-        "clock": {"aligned": True, "offset_us": {"0": 0.0, "1": 812.0}, "residual_us": 1.2, "note": None},
+        "clock": {"aligned": True, "offset_us": {"0": 0.0, "1": 812.0}, "drift_ppm": {}, "residual_us": 1.2, "note": None},
         "time_zero_unix_ns": None,
     }
     assert found["coverage"][0] == {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,8 @@ from tracekit.mesh.process_groups import ProcessGroups, unite
 from tracekit.mesh.topology import nodes, spans_nodes
 from tracekit.notes import Note, note
 from tracekit.readers.identity import resolve
-from tracekit.trace.clock import Clock, align
-from tracekit.trace.events import BoolArray, Coverage
+from tracekit.trace.clock import Clock, Messages, align
+from tracekit.trace.events import BoolArray, Coverage, Int32Array, Int64Array
 from tracekit.trace.steps import numbered_on
 from tracekit.units import NULL, listed
 
@@ -265,11 +266,10 @@ def _matched(
     """Match, align the clocks on what was matched, then measure on the aligned times."""
     matched = match(operations, groups, hosts)
     clock = _clock(operations, matched, hosts)
-    offsets = np.array([clock.offset_ns.get(int(r), 0) for r in operations["rank"].unique()] or [0], np.int64)
-    shift = offsets[pd.factorize(operations["rank"])[0]] if len(operations) else np.empty(0, np.int64)
-    operations["start_ns"] = operations["start_ns"].to_numpy() - shift
-    operations["end_ns"] = operations["end_ns"].to_numpy() - shift
+    for name in ("start_ns", "end_ns"):
+        operations[name] = _on_one_clock(operations, operations[name].to_numpy(), clock)
     matches, wait = measure(operations, matched, groups)
+    _withhold(matches, wait, operations["rank"].to_numpy(), matched, clock)
     operations["match"] = matched.match
     operations["wait_ns"] = wait
     axes = [g.axis for g in groups.groups]
@@ -284,6 +284,42 @@ def _matched(
     return operations, matches, clock, notes
 
 
+def _on_one_clock(operations: pd.DataFrame, times: Int64Array, clock: Clock) -> Int64Array:
+    """Times of operations, which stand rank by rank, on the job's clock."""
+    result, rank = times.copy(), operations["rank"].to_numpy()
+    bounds = np.append(np.flatnonzero(np.append(True, rank[1:] != rank[:-1])), len(rank)) if len(rank) else np.zeros(1, np.int64)
+    for low, high in pairwise(bounds.tolist()):
+        result[low:high] = clock.of(int(rank[low]), times[low:high])
+    return result
+
+
+def _withhold(matches: pd.DataFrame, wait: Int64Array, rank: Int32Array, matched: Matched, clock: Clock) -> None:
+    """Between clocks that could not be aligned there is neither transfer nor wait, of collectives and messages alike."""
+    if not clock.apart or not len(matches):
+        return
+    rows = np.flatnonzero(matched.match >= 0)
+    number = matched.match[rows]
+    own = np.array([clock.apart.get(int(r), 0) for r in rank[rows]], np.int64)
+    low, high = np.full(len(matches), np.iinfo(np.int64).max), np.full(len(matches), -1, np.int64)
+    np.minimum.at(low, number, own)
+    np.maximum.at(high, number, own)
+    wait[rows[(low < high)[number]]] = NULL
+    matches["transfer_ns"] = np.where(low < high, NULL, matches["transfer_ns"].to_numpy())
+
+
+def _messages(operations: pd.DataFrame, matched: Matched) -> Messages | None:
+    """The matched sends with their receives."""
+    frame = pd.DataFrame({"match": matched.match, "kind": operations["kind"].astype("str"), "rank": operations["rank"]})
+    frame = frame.assign(start=operations["start_ns"], end=operations["end_ns"])[(matched.match >= 0) & frame["kind"].isin(POINT_TO_POINT)]
+    sends, receives = (frame[frame["kind"] == kind] for kind in ("send", "recv"))
+    both = sends.merge(receives, on="match", suffixes=("", "_there"))
+    if not len(both):
+        return None
+    names = ("rank", "rank_there", "start", "end_there")
+    sender, receiver, sent, received = (both[name].to_numpy() for name in names)
+    return Messages(sender, receiver, sent, received)
+
+
 def _clock(operations: pd.DataFrame, matched: Matched, hosts: dict[int, str]) -> Clock:
     by_seq = np.array([by == "seq" for by in matched.by] + [False], np.bool_)
     blocking = np.asarray(operations["kind"].isin(BLOCKING), np.bool_) & (matched.match >= 0)
@@ -295,12 +331,18 @@ def _clock(operations: pd.DataFrame, matched: Matched, hosts: dict[int, str]) ->
     # Hosts that no collective ties are tied by their messages: over NCCL both sides of one leave it together.
     messages = operations["kind"].isin(POINT_TO_POINT) & operations["implementation"].isin(["nccl", "rccl"]) & (matched.match >= 0)
     by_messages = _aligned(operations, matched, hosts, chosen | messages.to_numpy())
-    return by_messages if by_messages.aligned else clock
+    if by_messages.aligned:
+        return by_messages
+    both_ways = _messages(operations, matched)
+    return _aligned(operations, matched, hosts, chosen, both_ways) if both_ways is not None else clock
 
 
-def _aligned(operations: pd.DataFrame, matched: Matched, hosts: dict[int, str], chosen: BoolArray) -> Clock:
+def _aligned(
+    operations: pd.DataFrame, matched: Matched, hosts: dict[int, str], chosen: BoolArray, messages: Messages | None = None
+) -> Clock:
     part = operations[chosen]
-    return align(hosts, part["rank"].to_numpy(), matched.match[chosen], part["start_ns"].to_numpy(), part["end_ns"].to_numpy())
+    times = part["start_ns"].to_numpy(), part["end_ns"].to_numpy()
+    return align(hosts, part["rank"].to_numpy(), matched.match[chosen], *times, messages)
 
 
 def _unrecorded(operations: pd.DataFrame) -> list[Note]:

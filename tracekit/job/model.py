@@ -71,4 +71,4 @@ class Job:
     def aligned(self, window: int, times: Any) -> Any:
         """Times [ns] of a window's own clock on the job's clock."""
         rank = self.windows[window].rank
-        return times - self.clock.offset_ns.get(-1 if rank is None else rank, 0)
+        return self.clock.of(-1 if rank is None else rank, times)

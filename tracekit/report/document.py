@@ -113,6 +113,7 @@ def _job(job: Job) -> dict[str, Any]:
         "clock": {
             "aligned": job.clock.aligned,
             "offset_us": {rank: microseconds(ns) for rank, ns in sorted(job.clock.offset_ns.items())},
+            "drift_ppm": {rank: faster * 1e6 for rank, faster in sorted(job.clock.drift.items())},
             "residual_us": microseconds(job.clock.residual_ns),
             "note": sentence(job.clock.note) if job.clock.note else None,
         },

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from tracekit.analyses import _thresholds as thresholds
 from tracekit.collectives.cost import logical_steps
 from tracekit.job.model import Job
 from tracekit.units import NULL
@@ -51,7 +52,8 @@ def moved(job: Job) -> pd.DataFrame:
             "crosses": [_crosses(job, low, high) if k == "send" else group.spans_nodes for k, group, low, high in pairs],
         }
     )
-    return frame[(frame["size"] > 1) & (frame["sent"] > 0)]
+    possible = frame["sent"] <= thresholds.IMPOSSIBLE_GB_S * frame["transfer_ns"]
+    return frame[(frame["size"] > 1) & (frame["sent"] > 0) & possible]
 
 
 def sent_by_ring(kind: str, size: int, full: float) -> float:

@@ -215,7 +215,8 @@ class Stragglers:
 def analyze(job: Job) -> Stragglers:
     """Sum up who waited, and for whom."""
     shared, step_ns = _steps(job)
-    matched = job.operations[job.operations["match"] >= 0]
+    # Between clocks that are not aligned nobody is known to wait.
+    matched = job.operations[(job.operations["match"] >= 0) & (job.operations["wait_ns"] != NULL)]
     study = study_of(job)
     unmatched = len(job.operations) - len(matched)
     rows = _matched_rows(job, matched, shared)
@@ -249,7 +250,7 @@ def _steps(job: Job) -> tuple[set[int], float]:
 def _matched_rows(job: Job, matched: pd.DataFrame, shared: set[int]) -> pd.DataFrame:
     """One row a matched operation with what its match says; ``counts``: the match began in one of the ``shared`` steps."""
     axis_code, names = axes(job)
-    chosen = (job.operations["match"] >= 0).to_numpy()
+    chosen = ((job.operations["match"] >= 0) & (job.operations["wait_ns"] != NULL)).to_numpy()
     kind, kinds = codes(matched["kind"])
     match = matched["match"].to_numpy()
     in_step = job.matches["step_number"].isin(shared - {NULL}).to_numpy()[match] if len(match) else np.empty(0, np.bool_)
