@@ -121,3 +121,12 @@ def test_a_first_step_that_warms_up_is_in_no_gain(tmp_path):
     assert (first["id"], first["subject"]["ranks"], first["gain_us"]) == ("stragglers.rank", [1], 100)
     assert study["steps"] == [1, 2, 3]
     assert "the first step is left out: more than 2 times as long as the median step" in study["notes"]
+
+
+def test_what_was_not_chosen_was_not_read(tmp_path):
+    MadeJob(MESHES["dp"], Cause("throttled", rank=2)).write(tmp_path)
+    read = load_job([str(tmp_path)], LoadOptions(ranks=frozenset((0, 2, 3))), analyses.reducers())
+    first, *_ = document(read, analyses.run(read))["findings"]
+    assert (first["id"], first["subject"]["ranks"]) == ("stragglers.rank", [2])
+    assert "at least" in first["text"] and "possible" in first["text"] and "1 rank of the job was not read" in first["text"]
+    assert any("wait at least" in text or "waits at least" in text for text in first["consequences"])

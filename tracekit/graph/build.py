@@ -103,9 +103,9 @@ def _notes(job: Job, found: list[tuple[int, int, LocalWork]], whole: list[tuple[
     idle = sorted(set(job.ranks) - there)
     if idle:
         notes.append(f"{len(idle)} of {len(job.ranks)} ranks recorded no device work in a whole step")
-    if job.missing_ranks:
-        verb = "are" if job.missing_ranks[1:] else "is"
-        notes.append(f"{plural(len(job.missing_ranks), 'rank')} {verb} missing: what they hold back counts as transfer")
+    if job.unread:
+        verb, whose = ("were", "they hold") if job.unread > 1 else ("was", "it holds")
+        notes.append(f"{plural(job.unread, 'rank')} of the job {verb} not read: what {whose} back counts as transfer")
     if any(work.kept_steps < work.all_steps for _, _, work in whole):
         notes.append("only the first steps are replayed: the others are too many")
     return tuple(notes)

@@ -98,7 +98,7 @@ def culprits_of(job: Job, graph: StepGraph, kinds: Kinds, places: Places) -> Sea
     measured = Costs(graph.cost, graph.delay, graph.host_lag)
     step = _step(graph, measured)
     candidates = [
-        *(c for c in _ranks(graph, loads) if not (job.missing_ranks and c.ranks[0] in alone)),
+        *(c for c in _ranks(graph, loads) if not (job.unread and c.ranks[0] in alone)),
         *_nodes(job, graph, loads),
         *_stages(graph, kinds, places, loads),
         *_groups(job, graph, kinds, loads),

@@ -62,6 +62,12 @@ class Job:
         """The windows that hold events."""
         return [window for window in self.windows if window.has_events]
 
+    @property
+    def unread(self) -> int:
+        """How many ranks of the job are not known: missing, not chosen (``--ranks``), or without anything of their device."""
+        known = {window.rank for window in self.traced if window.device_read}
+        return max(len(self.missing_ranks), (self.world_size or len(self.ranks)) - len(known))
+
     def reduced(self, analysis: str) -> Iterator[tuple[int, int, Any]]:
         """(rank, window index, what reduce() returned) of one analysis, in order of the windows."""
         for index, window in enumerate(self.windows):

@@ -138,7 +138,9 @@ class Collectives:
         where = f"along {row['axis']}" if row["axis"] else "on an unknown axis"
         purpose = f" ({row['purpose']})" if row["purpose"] != "unknown" else ""
         text = f"Most transfer time goes to the {row['kind']}{size} {where}{purpose}: {row['count']:,} of them, "
-        text += f"{format_ns(row['transfer_ns'])} each{speed}."
+        most = "" if row["complete"] else "at most "
+        speed = speed if row["complete"] else speed.replace(" at ", " at least at ", 1)
+        text += f"{most}{format_ns(row['transfer_ns'])} each{speed}."
         return [Finding("collectives.costliest", "info", text, row["transfer_ns"] / NS_PER_US, "us", self._evidence(row))]
 
     def _evidence(self, row: pd.Series[Any]) -> str:

@@ -109,6 +109,9 @@ def _with_itself(lines: Sequence[Line]) -> list[Finding]:
     _, axis, kind, purpose, _figure = first.quantity.split(".", 4)
     text = f"Traffic is not what the rest of it implies: {kind} along {axis} ({purpose}) has {first.measured:,.0f} {first.unit}, not "
     text += f"{first.predicted:,.0f}: {first.why}."
+    if first.quantity.endswith("bytes_a_call"):
+        moved, reduced = format_bytes(first.measured or 0), format_bytes(first.predicted or 0)
+        text = f"Along {axis} a gather moves {moved}, a reduction {reduced}: {first.why}."
     advice = "The table Traffic beside itself has every figure; a manifest of the recorder would tell what was meant."
     return [Finding("comparison.agreement", "info", text, share, "share", "Traffic beside itself", advice)]
 

@@ -73,7 +73,7 @@ def _finding(study: Study, culprit: Culprit, reason: Reason, waits: pd.DataFrame
     gain = f"Without it {span} would be {format_ns(culprit.gain_ns)} shorter ({share:.1%})."
     if study.graph.steps == 1:
         gain = f"{gain[:-1]}, in the one step that was recorded: it may be chance."
-    missing = len(study.job.missing_ranks)
+    missing = study.job.unread
     if missing:
         gain = f"Without it {span} would be at least {format_ns(culprit.gain_ns)} shorter ({share:.1%}); it is a possible cause only: "
         gain += f"{plural(missing, 'rank')} of the job {'were' if missing > 1 else 'was'} not read."
@@ -194,7 +194,8 @@ def _consequences(study: Study, culprit: Culprit, waits: pd.DataFrame, span: str
     waited = waited[waited > thresholds.STRAGGLER.info * study.search.step_ns]
     if len(waited):
         mean = format_ns(float(waited.mean()))
-        said.append(f"{plural(len(waited), 'rank')} wait{'s' if len(waited) == 1 else ''} {mean} {span} in collectives.")
+        least = "at least " if study.job.unread else ""
+        said.append(f"{plural(len(waited), 'rank')} wait{'s' if len(waited) == 1 else ''} {least}{mean} {span} in collectives.")
     mates = _mates(study, culprit)
     if mates:
         name = f"rank {culprit.ranks[0]} is the cause" if len(culprit.ranks) == 1 else "they inherit its lateness"
@@ -235,11 +236,13 @@ def _none(study: Study, waited: float) -> list[Finding]:
     text += " costs a step less than 1%."
     if waited > thresholds.IDLE_WAITING.warning * study.search.step_ns:
         text = "No single rank is the straggler: without the excess of any one over its peers a step is less than 1% shorter. Yet a rank "
-        text += f"waits {format_ns(waited)} a step in collectives: several come late."
+        text += f"waits {'at least ' if study.job.unread else ''}{format_ns(waited)} a step in collectives: several come late."
     doubt, steps = study.search.by_chance, study.graph.steps
     if doubt is not None and doubt.scope == "rank":
         share = doubt.gain_ns / study.search.step_ns
         when = "the one step that was recorded" if steps == 1 else f"the {steps} steps that were recorded"
         text = f"No straggler beyond chance: without the excess of rank {doubt.ranks[0]} over its peers a step would be "
         text += f"{format_ns(doubt.gain_ns)} shorter ({share:.1%}), which ranks that are alike may well show in {when}."
+    if study.job.unread:
+        text = f"{text[:-1]}, among the {len(study.places.ranks)} ranks that were read."
     return [Finding("stragglers.none", "info", text, spread, "share", _evidence(study), absorbs=_ABSORBED)]
