@@ -136,3 +136,23 @@ def test_gathers_that_wait_for_the_compute_before_them_are_not_prefetched() -> N
     queued, *_ = gathers([20, 180, 340, 500], [75, 235, 395, 555], launch_before=60)
     assert "though they were called earlier" in queued
     assert not [text for text in gathers([20, 80, 240, 400], [75, 235, 395, 555]) if "no_prefetch" in text]  # beside the compute before
+
+
+def test_hops_of_a_ring_and_what_hides_them() -> None:
+    traces = []
+    for rank in range(2):
+        trace = Trace(rank, 2, groups=[group("1", "mesh_cp", [0, 1])])
+        trace.step(1, 0, 1000)
+        for hop, compute in enumerate((100, 50)):  # the second hop of 100 us is hidden by half
+            at = 100 + 200 * hop
+            trace.kernel("flash_attention", at, compute, launch=at - 5)
+            for kind, source in (("send", rank), ("recv", 1 - rank)):
+                ends = {"Src Rank": source, "Dst Rank": 1 - source}
+                stream, launch = (20, at - 90) if kind == "send" else (24, at - 50)
+                where = {"group": "1", "description": "mesh_cp", "ranks": "[0, 1]"}
+                trace.collective(kind, at, 100, launch=launch, stream=stream, **where, **ends)
+        traces.append(trace)
+    (told,) = [found for found in overlap.analyze(job_of(*traces)).findings() if found.id == "overlap.ring"]
+    assert told.text == (
+        "Ring of context parallelism along cp: 2 hops a rank and step, 100 us each once both sides are there; 75% of their time is overlapped."
+    )

@@ -40,6 +40,7 @@ from tracekit.analyses._common import (
     whole,
 )
 from tracekit.analyses._prefetch import Unprefetched, compute_before, unprefetched
+from tracekit.analyses._ring import ring_findings, ring_hops
 from tracekit.findings import Chart, Finding, Heatmap, Section, StackedBars, Subject, Table
 from tracekit.job.activity import Activity, Work
 from tracekit.job.model import Job
@@ -145,6 +146,7 @@ class Overlap:
     by_axis: pd.DataFrame
     gathers: bool
     late: Unprefetched | None
+    rings: dict[str, tuple[float, float | None]]
 
     def findings(self) -> list[Finding]:
         """How much of a step is exposed communication, and along which axes."""
@@ -152,7 +154,8 @@ class Overlap:
         if not len(rows) or not rows["comm_ns"].sum() or not rows["step_ns"].sum():
             return []
         step = float(rows["step_ns"].mean())
-        return [*self._not_prefetched(rows, step), self._total(rows, step), *self._axes(step, a_step(rows))]
+        rings = ring_findings(self.rings, self._mean_by_axis(), a_step(rows))
+        return [*self._not_prefetched(rows, step), self._total(rows, step), *self._axes(step, a_step(rows)), *rings]
 
     def sections(self) -> list[Section]:
         """Hidden and exposed communication of each rank, and of each axis."""
@@ -266,7 +269,9 @@ class Overlap:
 def analyze(job: Job) -> Overlap:
     """Measure how much communication compute hides."""
     per_step = step_frame(OVERLAP, job, "overlap", ("comm_ns", "hidden_ns", "exposed_ns"))
-    return Overlap(per_step, _by_axis(job), bool((job.operations["purpose"] == "parameter_gather").any()), unprefetched(job))
+    return Overlap(
+        per_step, _by_axis(job), bool((job.operations["purpose"] == "parameter_gather").any()), unprefetched(job), ring_hops(job)
+    )
 
 
 def _by_axis(job: Job) -> pd.DataFrame:

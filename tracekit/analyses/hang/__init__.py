@@ -121,9 +121,9 @@ _ADVICE = {
 _OF_TIMES = (
     "breakdown.compute_imbalance", "breakdown.copies", "breakdown.outside_steps", "breakdown.step_variation", "collectives.costliest",
     "collectives.slow_group", "comparison.link", "idle.host_bound", "idle.queued", "idle.waiting", "kernels.uneven", "links.slow_group",
-    "overlap.exposed", "overlap.exposed_axis", "overlap.hidden", "pipeline.above_ideal", "pipeline.bubble", "pipeline.slow_stage",
-    "pipeline.unequal_stages", "process_groups.placement", "stragglers.moving", "stragglers.none", "stragglers.not_replayed",
-    "stragglers.rank", "stragglers.wait_share", "what_if.scenario",
+    "overlap.exposed", "overlap.exposed_axis", "overlap.hidden", "overlap.no_prefetch", "overlap.ring", "pipeline.above_ideal",
+    "pipeline.bubble", "pipeline.slow_stage", "pipeline.unequal_stages", "process_groups.placement", "stragglers.moving",
+    "stragglers.none", "stragglers.not_replayed", "stragglers.rank", "stragglers.wait_share", "what_if.scenario",
 )  # fmt: skip
 
 
