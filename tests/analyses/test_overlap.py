@@ -154,5 +154,6 @@ def test_hops_of_a_ring_and_what_hides_them() -> None:
         traces.append(trace)
     (told,) = [found for found in overlap.analyze(job_of(*traces)).findings() if found.id == "overlap.ring"]
     assert told.text == (
-        "Ring of context parallelism along cp: 2 hops a rank and step, 100 us each once both sides are there; 75% of their time is overlapped."
+        "Ring of context parallelism along cp: 2 hops a rank and step, 100 us each once both sides are there; "
+        "75% of their time is overlapped."
     )
