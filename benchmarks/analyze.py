@@ -1,4 +1,4 @@
-"""The whole of `tracekit analyze`, start-up, JSON and HTML included, against HTA's load + temporal breakdown + overlap.
+"""The whole of `tracekit analyze`, start-up, JSON and HTML included, against HTA's load + temporal breakdown + overlap + kernels.
 
     python benchmarks/make_traces.py INPUTS
     python benchmarks/analyze.py INPUTS [--runs 3]
@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from measure import Cost, machine, process, settle, timed
+from measure import Cost, machine, middle, process, settle, timed
 
 HTA = """
 import logging, sys, warnings
@@ -27,6 +27,7 @@ if __name__ == "__main__":
     analysis = TraceAnalysis(trace_dir=sys.argv[1])
     analysis.get_temporal_breakdown(visualize=False)
     analysis.get_comm_comp_overlap(visualize=False)
+    analysis.get_gpu_kernel_breakdown(visualize=False)
 """
 OPEN = """
 from tracekit.job.window import Task, read_tables
@@ -45,21 +46,24 @@ def analyze(path: Path, out: Path, *options: str) -> list[str]:
 def against_hta(inputs: Path, names: list[str], out: Path, runs: int) -> None:
     script = out / "hta_run.py"
     script.write_text(HTA)
-    print(f"{'input':>12} {'tracekit s':>10} {'peak MB':>8} {'HTA s':>8} {'peak MB':>8} {'x faster':>8}")
+    heads = ("CPU s", "peak MB", "HTA s", "CPU s", "peak MB", "x faster", "x CPU")
+    print(f"{'input':>12} {'tracekit s':>10} " + " ".join(f"{head:>8}" for head in heads))
     for name in names:
         folder = inputs / name
         settle(folder)
-        ours = process(analyze(folder, out, "--no-cache"), runs)
+        first = process(analyze(folder, out, "--no-cache"), 1)  # in turn: one before and the others behind
         hta = process([sys.executable, str(script), str(folder)], 1)
+        ours = middle([first, *(process(analyze(folder, out, "--no-cache"), 1) for _ in range(runs - 1))])
         print(
-            f"{name:>12} {ours.seconds:10.2f} {ours.peak_mb:8.0f} {hta.seconds:8.2f} {hta.peak_mb:8.0f} {hta.seconds / ours.seconds:8.1f}",
+            f"{name:>12} {ours.seconds:10.2f} {ours.cpu_s:8.2f} {ours.peak_mb:8.0f} {hta.seconds:8.2f} {hta.cpu_s:8.2f} {hta.peak_mb:8.0f} "
+            f"{hta.seconds / ours.seconds:8.1f} {hta.cpu_s / ours.cpu_s:8.1f}",
             flush=True,
         )
 
 
 def again(inputs: Path, names: list[str], out: Path, runs: int) -> None:
     """First run (reads and fills the cache) against the next (reads the cache)."""
-    print(f"\n{'input':>12} {'first s':>8} {'again s':>8} {'x faster':>8}    the whole command")
+    print(f"\n{'input':>12} {'first s':>8} {'again s':>8} {'x faster':>8} {'x CPU':>8}    the whole command")
     for name in names:
         folder = inputs / name
         settle(folder)
@@ -67,8 +71,9 @@ def again(inputs: Path, names: list[str], out: Path, runs: int) -> None:
         cache = str(out / "cache")
         process(analyze(folder, out, "--cache", cache), 1)
         second = process(analyze(folder, out, "--cache", cache), runs)
-        middle = sorted(cost.seconds for cost in first)[len(first) // 2]
-        print(f"{name:>12} {middle:8.2f} {second.seconds:8.2f} {middle / second.seconds:8.1f}", flush=True)
+        before = middle(first)
+        ratios = f"{before.seconds / second.seconds:8.1f} {before.cpu_s / second.cpu_s:8.1f}"
+        print(f"{name:>12} {before.seconds:8.2f} {second.seconds:8.2f} {ratios}", flush=True)
 
 
 def open_again(inputs: Path, names: list[str], out: Path, runs: int) -> None:
@@ -82,8 +87,8 @@ def open_again(inputs: Path, names: list[str], out: Path, runs: int) -> None:
         setup = OPEN.format(path=path, cache=str(out / f"tables-{name}"))
         timed(setup, "read_tables(source, task)", 1)
         second = timed(setup, "read_tables(source, task)", runs).seconds
-        middle = sorted(first)[len(first) // 2]
-        print(f"{name:>12} {middle:8.3f} {second:8.3f} {middle / second:8.1f}", flush=True)
+        before = sorted(first)[len(first) // 2]
+        print(f"{name:>12} {before:8.3f} {second:8.3f} {before / second:8.1f}", flush=True)
 
 
 def alone(inputs: Path, out: Path) -> Cost:

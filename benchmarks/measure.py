@@ -29,11 +29,12 @@ class Cost:
 
     seconds: float
     peak_mb: float  # 10^6 bytes, of the largest process
+    cpu_s: float = 0.0  # of all processes and threads, where it was asked for
 
 
 def timed(setup: str, body: str, runs: int) -> Cost:
     """``body`` after ``setup``, each run in a new process; imports and start-up are not in the time, but are in the memory."""
-    return _median([_timed_once(setup, body) for _ in range(runs)])
+    return middle([_timed_once(setup, body) for _ in range(runs)])
 
 
 def _timed_once(setup: str, body: str) -> Cost:
@@ -47,7 +48,7 @@ def _timed_once(setup: str, body: str) -> Cost:
 
 def process(command: list[str], runs: int) -> Cost:
     """A whole command from start to exit; the memory is that of its largest process."""
-    return _median([_process_once(command) for _ in range(runs)])
+    return middle([_process_once(command) for _ in range(runs)])
 
 
 def _process_once(command: list[str]) -> Cost:
@@ -56,17 +57,19 @@ def _process_once(command: list[str]) -> Cost:
         "import json, resource, subprocess, sys, time; begin = time.perf_counter(); "
         "done = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE); seconds = time.perf_counter() - begin; "
         "sys.stderr.buffer.write(done.stderr); "
-        "print(json.dumps([seconds, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss])); sys.exit(done.returncode)"
+        "used = resource.getrusage(resource.RUSAGE_CHILDREN); "
+        "print(json.dumps([seconds, used.ru_maxrss, used.ru_utime + used.ru_stime])); sys.exit(done.returncode)"
     )
     done = subprocess.run([sys.executable, "-c", code, *command], cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
-    seconds, peak = json.loads(done.stdout.splitlines()[-1])
-    return Cost(seconds, peak * 1.024e-3)
+    seconds, peak, cpu = json.loads(done.stdout.splitlines()[-1])
+    return Cost(seconds, peak * 1.024e-3, cpu)
 
 
-def _median(costs: list[Cost]) -> Cost:
-    return Cost(statistics.median(c.seconds for c in costs), statistics.median(c.peak_mb for c in costs))
+def middle(costs: list[Cost]) -> Cost:
+    """The median of each figure."""
+    return Cost(*(statistics.median(getattr(cost, name) for cost in costs) for name in ("seconds", "peak_mb", "cpu_s")))
 
 
 def settle(path: Path) -> None:

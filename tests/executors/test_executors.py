@@ -1,5 +1,6 @@
 """Every item comes back once, whatever happens to the worker that had it."""
 
+import json
 import os
 import signal
 import subprocess
@@ -8,7 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from tests.builder import Trace
+from tracekit.cli.main import cli
 from tracekit.errors import UsageError
 from tracekit.executors.base import Lost
 from tracekit.executors.cluster import DaskExecutor
@@ -127,6 +131,52 @@ def test_a_dask_cluster_gives_the_same_and_tells_what_its_workers_could_not(tmp_
     results = dict(DaskExecutor(None, 2).map(die_always, range(4)))
     assert isinstance(results.pop(2), Lost)
     assert results == {0: 0, 1: 1, 3: 3}
+
+
+#: What each worker runs first: the one that reads rank 1 for the first time is killed half way.
+_KILLER = """
+import os, signal
+from pathlib import Path
+from tracekit.job import load, window
+
+def read_window(source, task):
+    mark = Path({mark!r})
+    if "rank1" in source.name and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return window.read_window(source, task)
+
+load.read_window = read_window
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_job_read_by_dask_is_the_same_to_the_last_byte_when_a_worker_is_killed_half_way(tmp_path):
+    dask = pytest.importorskip("dask")
+    pytest.importorskip("distributed")
+    folder = tmp_path / "job"
+    folder.mkdir()
+    for rank in range(4):
+        trace = Trace(rank, 4)
+        for step in (1, 2):
+            trace.step(step, 1000 * step, 900)
+            trace.kernel("gemm", 1000 * step + 50, 100 + rank, launch=1000 * step + 10, op="aten::mm")
+            trace.collective("allreduce", 1000 * step + 300, 200, seq=step, launch=1000 * step + 200)
+        trace.write(folder / f"rank{rank}.json")
+    killer, mark = tmp_path / "killer.py", tmp_path / "killed"
+    killer.write_text(_KILLER.format(mark=str(mark)))
+
+    def analyzed(*more):
+        result = CliRunner().invoke(cli, ["analyze", str(folder), "--no-report", "-q", "--operations", "--no-cache", "--json", "-", *more])
+        assert result.exit_code == 0, result.output
+        return result.stdout_bytes
+
+    local = analyzed()
+    assert json.loads(local)["job"]["ranks"] == [0, 1, 2, 3]
+    with dask.config.set({"distributed.worker.preload": [str(killer)]}):
+        assert analyzed("--executor", "dask", "--jobs", "2") == local
+    assert mark.exists()
 
 
 def test_a_scheduler_that_is_not_there_is_one_line():

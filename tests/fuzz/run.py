@@ -10,6 +10,7 @@ name of its target; the test runs all that stand there.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import random
 import resource
@@ -17,6 +18,7 @@ import signal
 import sys
 import tempfile
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.fuzz.targets import EXPECTED, TARGETS
@@ -36,7 +38,8 @@ def attempt(name: str, data: bytes, folder: Path, seconds: int = MOST_SECONDS) -
     before = signal.signal(signal.SIGALRM, _expire)
     signal.alarm(seconds)
     try:
-        TARGETS[name].run(data, folder)
+        with _bounded():
+            TARGETS[name].run(data, folder)
     except EXPECTED as error:
         return "" if "\n" not in str(error) else f"a message of several lines: {error}"
     except (Exception, TooLongError):  # noqa: BLE001 - this is what is looked for
@@ -45,6 +48,23 @@ def attempt(name: str, data: bytes, folder: Path, seconds: int = MOST_SECONDS) -
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
     return ""
+
+
+@contextlib.contextmanager
+def _bounded() -> Iterator[None]:
+    """No more memory than MOST_BYTES beside what is in use: an input that asks for all of it fails, instead of all that runs here."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        yield
+        return
+    used = next(int(line.split()[1]) << 10 for line in status.read_text().splitlines() if line.startswith("VmData"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = used + MOST_BYTES if hard == resource.RLIM_INFINITY else min(used + MOST_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
 def _expire(*_: object) -> None:

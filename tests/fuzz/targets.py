@@ -140,7 +140,7 @@ def _unpickle(data: bytes, folder: Path) -> None:
         path.write_bytes(data)
         read_snapshot(_source(path))
         return
-    with contextlib.suppress(EOFError, plain_pickle.RefusedError, *plain_pickle.DAMAGED):
+    with contextlib.suppress(EOFError, MemoryError, plain_pickle.RefusedError, *plain_pickle.DAMAGED):  # the child has limits of its own
         memory_snapshot_child.Columns(plain_pickle.PlainUnpickler(io.BytesIO(data)).load())
 
 

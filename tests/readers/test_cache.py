@@ -18,7 +18,7 @@ from tests.oracle import tables_from_document
 from tracekit.notes import note
 from tracekit.readers import cache
 from tracekit.readers.cache import ArrowStrings, load, store
-from tracekit.readers.cache_folder import clear, default_directory, distrust, prune, usage
+from tracekit.readers.cache_folder import ENDINGS, clear, default_directory, distrust, prune, read_entry, usage, write_entry
 from tracekit.readers.sources import Source
 from tracekit.trace.events import SIDE_COLUMNS, Lane, RankTables
 
@@ -221,6 +221,21 @@ def test_prune_removes_the_oldest_and_nothing_of_others(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir() if len(path.name) < 40) == ["notes.arrow", "trace.json", "writing-now.tmp"]
     assert removed == pytest.approx(2 * size, abs=200)
     assert prune(tmp_path / "nothing") == 0
+
+
+def test_entries_of_every_kind_count_and_those_that_were_used_stay(tmp_path: Path) -> None:
+    paths = [tmp_path / (letter * 40 + ending) for letter, ending in zip("abc", ENDINGS, strict=True)]
+    for index, path in enumerate(paths):
+        write_entry(path, b"MAGIC", bytes(1000))
+        os.utime(path, (1000 + index, 1000 + index))
+    size = usage(tmp_path).size
+    assert usage(tmp_path).entries == 3 and size > 3000
+    assert read_entry(paths[0], b"MAGIC") == bytes(1000)
+    left = tmp_path / ".tracekit-killed.tmp"
+    left.write_text("half")
+    os.utime(left, (1000, 1000))
+    prune(tmp_path, limit_bytes=size // 3)
+    assert [path.exists() for path in (*paths, left)] == [True, False, False, False]
 
 
 def test_loading_needs_neither_numba_nor_pandas(tmp_path: Path) -> None:

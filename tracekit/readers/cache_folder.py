@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tracekit.files import open_regular, write_atomically
+from tracekit.files import SCRATCH_PREFIX, open_regular, write_atomically
 
 LIMIT_BYTES = 10_000_000_000
 #: What entries end in: tables of one file, what all analyses keep of one file, and the whole answer to one question.
@@ -74,7 +74,7 @@ def prune(directory: str | Path, limit_bytes: int = LIMIT_BYTES) -> int:
     removed = 0
     try:
         for path in Path(directory).iterdir():
-            if path.name.startswith(SCRATCH) and path.suffix == ".tmp":
+            if path.name.startswith((SCRATCH, SCRATCH_PREFIX)) and path.suffix == ".tmp":  # left by a killed run
                 status = path.lstat()
                 removed += _remove(path, status.st_size) if time.time() - status.st_mtime > _LEFT_OVER_AFTER_S else 0
         entries = sorted(_entries(directory))
