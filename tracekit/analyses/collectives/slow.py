@@ -51,10 +51,11 @@ def _of_family(job: Job, rows: pd.DataFrame, span_ns: int) -> list[Finding]:
         )
         if not len(part):
             continue
-        usual = float((part["sent"] / part["reference"]).sum())  # what its siblings would need [ns]
-        taken = float(part["transfer_ns"].sum())
-        if usual < thresholds.SLOW_GROUP * taken and taken - usual > thresholds.SLOW_GROUP_COST * span_ns:
-            found.append(_finding(job, part, usual / taken, others["who"].nunique(), int(taken - usual)))
+        usual = part["sent"] / part["reference"]  # what its siblings would need for each [ns]
+        share = float((usual / part["transfer_ns"]).median())  # by the middle call: one that is held up makes no slow link
+        lost = float(part["transfer_ns"].sum()) * (1 - share)
+        if share < thresholds.SLOW_GROUP and lost > thresholds.SLOW_GROUP_COST * span_ns:
+            found.append(_finding(job, part, share, others["who"].nunique(), int(lost)))
     return found
 
 
