@@ -7,7 +7,7 @@ import pytest
 
 from tests.report.example import Given, breakdown, job, with_means
 from tracekit.errors import InputError
-from tracekit.findings import StackedBars, Table
+from tracekit.findings import Finding, StackedBars, Subject, Table
 from tracekit.report import html
 from tracekit.report.document import document
 from tracekit.report.encoding import encode
@@ -30,6 +30,13 @@ def test_lists_of_the_document_are_tables_and_its_mean_step_a_chart(tmp_path: Pa
     assert bars.series["compute"] == [600.0, 600.0]
     page = html.render({"saved": Saved(found)}, found, "plotly.min.js")
     assert 'id="collectives"' in page and "A step takes 1" in page
+
+
+def test_findings_of_a_saved_document_lead_to_its_tables() -> None:
+    finding = Finding("stragglers.rank", "warning", "Rank 1 is late.", evidence="its waits", subject=Subject((1,)))
+    found = json.loads(encode(document(job(), {"a": Given([finding], json={"stragglers": [{"rank": 1, "wait_us": 2.0}]})})))
+    page = html.render({"saved": Saved(found)}, found, "plotly.min.js")
+    assert '<a href="#stragglers" data-rank="1">its waits</a>' in page and 'id="stragglers"' in page
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,8 @@ def parts(results: Mapping[str, Result], document: Mapping[str, Any], plotly_js:
     places: dict[str, str] = {"coverage": "coverage"}
     for (analysis, _), chapter in zip(sections, chapters, strict=True):
         places.setdefault(analysis, chapter["id"])
+    for chapter in chapters:  # of a saved document a chapter is called by its list, most often as the analysis is
+        places.setdefault(chapter["id"], chapter["id"])
     seen = {number for chapter in chapters for block in chapter["blocks"] for number in block.get("findings", ())}
     content = {
         **_head(document, places),
