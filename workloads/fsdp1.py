@@ -76,7 +76,7 @@ def build(job: Job, options: Options) -> Training:
         gathered=lambda: _gathered(wrapped),
         accumulating=lambda last: nullcontext(),  # noqa: ARG005
         autocast=False,
-        scaler=ShardedGradScaler(job.device.type, init_scale=2.0**12) if job.settings.precision == "fp16" else None,
+        scaler=ShardedGradScaler(job.device.type, init_scale=job.settings.loss_scale) if job.settings.precision == "fp16" else None,
         describe={"precision": sharding.precision(job, options.reduce_dtype)},
     )
 

@@ -23,6 +23,12 @@ def test_blocks_computed_again_send_nothing_more(tmp_path):
     assert recording.manifests[0].plan["recompute"] == "full"
 
 
+def test_a_loss_scale_that_is_too_large_skips_steps_and_the_manifest_says_so(tmp_path):
+    more = ("--backend", "fake", "--nproc", "2", "--layers", "1", "--active", "1", "--precision", "fp16", "--loss-scale", str(2.0**40))
+    (note,) = [n for n in record(tmp_path, "ddp", *more).manifests[0].notes if n.startswith("loss scale")]
+    assert note.startswith(f"loss scale {2**40:,} at the start, {2**37:,} behind step 2: skipped the update of steps 0, 1, 2")
+
+
 def test_one_rank_alone_on_the_fake_group(tmp_path):
     check(record(tmp_path, "ddp", "--backend", "fake", "--nproc", "8", "--rank", "3", "--layers", "2", "--active", "1"))
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.workloads.recording import check, check_matches, needs_torch, record, run
+from tests.workloads.recording import check, check_matches, check_model, needs_torch, record, run
 
 pytestmark = needs_torch
 
@@ -27,6 +27,18 @@ def test_four_axes_on_sixteen_ranks(tmp_path):
     recording = record(tmp_path, "hybrid_4d", "--verify", "--active", "1")
     check(recording)
     check_matches(recording)
+
+
+@pytest.mark.many_processes
+def test_five_axes_on_thirty_two_ranks(tmp_path):
+    """Every axis is larger than one, every rank a process."""
+    sizes = ("--layers", "2", "--hidden", "32", "--ffn", "64", "--vocabulary", "64", "--sequence", "16", "--active", "1")
+    recording = record(tmp_path, "hybrid_5d", "--verify", *sizes)
+    assert set(recording.manifests) == set(range(32))
+    check(recording)
+    check_matches(recording)
+    check_model(recording)
+    assert all(manifest.notes[0].startswith("verified") for manifest in recording.manifests.values())
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
@@ -114,8 +115,10 @@ def train(workload: ModuleType, job: Job, options: Any) -> None:
     settings = job.settings
     training: Training = workload.build(job, options)
     name = re.sub(r".*\.", "", workload.__spec__.name if workload.__spec__ else workload.__name__)
+    scales: list[float] = []
     with _recorder(job, options, training, name, workload) as recorder:
         for number in range(settings.steps):
+            scales += [training.scaler.get_scale()] if training.scaler is not None else []
             batch = reference.batch_of(job.shape, job.global_batch, settings.seed, number)
             own = (training.share(number, tensor) if training.share is not None else job.share(tensor) for tensor in batch)
             ids_BT, targets_BT = (tensor.to(job.device) for tensor in own)
@@ -129,6 +132,8 @@ def train(workload: ModuleType, job: Job, options: Any) -> None:
                 step(job, training, ids_BT, targets_BT, recorder)
             if number == 0 and settings.verify:
                 recorder.note(verify(workload, job, training))
+            if scales and number == settings.steps - 1:
+                recorder.note(scaling([*scales, training.scaler.get_scale()]))
             recorder.step()
     if training.finish is not None:
         training.finish()
@@ -161,7 +166,15 @@ def step(job: Job, training: Training, ids_BT: Tensor, targets_BT: Tensor, recor
 
 def scaler(job: Job) -> Any:
     """A gradient scaler for fp16, None for every other precision."""
-    return torch.amp.GradScaler(job.device.type, init_scale=2.0**12) if job.settings.precision == "fp16" else None
+    return torch.amp.GradScaler(job.device.type, init_scale=job.settings.loss_scale) if job.settings.precision == "fp16" else None
+
+
+def scaling(scales: Sequence[float]) -> str:
+    """What a gradient scaler did: ``scales`` before each step and behind the last. It halves its scale where it leaves a step out."""
+    skipped = [str(number) for number, (before, after) in enumerate(pairwise(scales)) if after < before]
+    steps = f"step{'s' if len(skipped) > 1 else ''} {', '.join(skipped)}"
+    done = f"skipped the update of {steps}, whose gradients overflowed" if skipped else "no step was skipped"
+    return f"loss scale {scales[0]:,.0f} at the start, {scales[-1]:,.0f} behind step {len(scales) - 2}: {done}"
 
 
 class NoRecorder:

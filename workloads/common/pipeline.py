@@ -236,7 +236,7 @@ def _scaler(job: Job, group: dist.ProcessGroup) -> ShardedGradScaler | None:
     """A gradient scaler for fp16 that skips a step on all ranks of ``group`` if the gradients overflow on one; else None."""
     if job.settings.precision != "fp16":
         return None
-    scaler = ShardedGradScaler(job.device.type, init_scale=2.0**12, process_group=group)
+    scaler = ShardedGradScaler(job.device.type, init_scale=job.settings.loss_scale, process_group=group)
     scaler.scale(torch.zeros((), device=job.device))  # only the last stage scales a loss, but all have to know the scale
     return scaler
 

@@ -40,6 +40,9 @@ class Settings:
     output: str = option("", "folder of the recording; empty: nothing is recorded")
     replace: bool = option(False, "replace the recording that the folder holds")
     precision: str = option("fp32", "fp32; bf16; fp16 with loss scaling; fp8 where the hardware has it", PRECISIONS)
+    loss_scale: float = option(
+        4096.0, "scale of the loss under --precision fp16, at the start; where it is too large steps are skipped"
+    )
     layers: int = option(4, "blocks of the transformer")
     hidden: int = option(128, "hidden size")
     heads: int = option(4, "attention heads")
@@ -128,6 +131,8 @@ def parse(workload: ModuleType, arguments: Sequence[str]) -> tuple[Settings, Any
 def _possible(values: Mapping[str, Any], arguments: Sequence[str]) -> None:
     """UsageError for sizes that no job can have."""
     given = any(word == "--nproc" or word.startswith("--nproc=") for word in arguments)
+    if not 0 < values["loss_scale"] < 2.0**120:
+        raise UsageError(f"--loss-scale {values['loss_scale']} is no scale of a loss", "give a number above 0, a power of two")
     least = dict.fromkeys(_SIZES, 1) | dict.fromkeys(("wait", "warmup", "global_batch", "nproc"), 0) | ({"nproc": 1} if given else {})
     for name, smallest in least.items():
         if not smallest <= values[name] <= MOST:

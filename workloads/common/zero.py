@@ -82,7 +82,7 @@ def scaler(job: Job, axis: str) -> Any:
     """
     if job.settings.precision != "fp16":
         return None
-    return ShardedGradScaler(device=job.device.type, init_scale=2.0**12, process_group=job.group(axis))
+    return ShardedGradScaler(device=job.device.type, init_scale=job.settings.loss_scale, process_group=job.group(axis))
 
 
 def expected_of_scaler(job: Job, axis: str) -> list[Expected]:
