@@ -27,6 +27,8 @@ UNEVEN = {"expert_parallel_2", "hybrid_5d_8"}
 TIMING = {"zero3_2"}
 BUFFERS = {"deepspeed_zero2_2", "deepspeed_zero3_2"}
 WAITING = {"pipeline_interleaved_2"}
+#: Gradients of weights are computed later than those of inputs: there is no prediction of the peak.
+DEFERRED = {"pipeline_zbv_2"}
 
 
 @cache
@@ -64,7 +66,7 @@ def test_parameters_and_optimizer_state_are_exact_to_the_byte(name: str) -> None
     assert wrong(found) == [] and all(each.tolerance == 0 for each in found)
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - BUFFERS - WAITING))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - DEFERRED - BUFFERS - WAITING))
 def test_gradients_buckets_and_gathered_units_are_exact_to_the_byte(name: str) -> None:
     found = lines(name, "memory.gradients", "memory.gathered", "memory.unsharded", "memory.communication")
     told = [each for each in found if each.verdict != "not_measured"]
@@ -72,7 +74,7 @@ def test_gradients_buckets_and_gathered_units_are_exact_to_the_byte(name: str) -
     assert all(each.predicted == each.measured for each in told if not name.startswith("deepspeed"))
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - TIMING))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - DEFERRED - TIMING))
 def test_the_peak_is_within_its_tolerance(name: str) -> None:
     found = lines(name, "memory.peak")
     assert len(found) == len(job(name).ranks)
@@ -81,7 +83,7 @@ def test_the_peak_is_within_its_tolerance(name: str) -> None:
     assert {each.tolerance for each in found} == ({0.02} if tight else {0.05})
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - UNEVEN - TIMING))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - DEFERRED - UNEVEN - TIMING))
 def test_activations_are_within_five_percent(name: str) -> None:
     found = lines(name, "memory.activations")
     assert len(found) == len(job(name).ranks)
@@ -104,6 +106,7 @@ def test_what_differs_or_is_missing_has_a_reason_and_what_matches_needs_none(nam
         ("hybrid_5d_8", "memory.activations", "experts get other numbers of rows in each micro-batch, and the model takes their mean"),
         ("fsdp1_2", "memory.unsharded_gradients", "gradients of views of a flat parameter have no owner"),
         ("pipeline_1f1b_2", "pipeline.bubble_share", "stages of unequal length make it 0."),
+        ("pipeline_zbv_2", "memory.peak", "gradients of weights are computed later than those of inputs"),
         ("hybrid_5d_fake_rank45_of_64", "pipeline.bubble_share", "no rank with stage 0 was read"),
         ("ddp_2", "step.mfu", "neither peak FLOP/s nor bandwidth of the device (CPU) is known"),
         ("tensor_parallel_2", "collectives.tp.all_reduce.tensor_parallel.time", "all of one size"),

@@ -40,6 +40,13 @@ def purpose(kind: str, **where: Any) -> str:
         ("all_gather", {"axis": "dp_shard", "phase": "backward"}, "parameter_gather"),
         ("reduce_scatter", {"axis": "dp_shard_cp", "phase": "backward"}, "gradient_scatter"),
         ("all_reduce", {"axis": "dp_replicate", "phase": "backward"}, "gradient_sync"),
+        # Python objects: sizes, then bytes; a quantised all-gather is none
+        ("all_gather", {"axis": "dp_shard", "phase": "forward", "dtype": "int64", "full_bytes": 16, "context": "save checkpoint"}, "setup"),
+        ("gather", {"axis": "dp_shard", "phase": "forward", "dtype": "uint8", "full_bytes": 4096, "context": "save checkpoint"}, "setup"),
+        ("scatter", {"axis": "world", "phase": "optimizer", "dtype": "uint8", "full_bytes": 4096}, "metrics"),
+        ("broadcast", {"axis": "dp", "phase": "optimizer", "dtype": "int64", "full_bytes": 8}, "metrics"),
+        ("all_gather", {"axis": "dp_shard", "phase": "forward", "dtype": "int8"}, "parameter_gather"),
+        ("broadcast", {"axis": "dp", "phase": "forward", "dtype": "int64", "context": "DistributedDataParallel.forward"}, "parameter_sync"),
         # ZeRO-1 and 2
         ("all_gather", {"axis": "world", "phase": "optimizer"}, "parameter_sync"),
         ("broadcast", {"axis": "dp", "phase": "optimizer"}, "parameter_sync"),

@@ -69,8 +69,14 @@ def test_the_fake_backend_plays_one_rank_of_any_mesh(tmp_path):
 
 
 def test_a_sharded_checkpoint_is_resumed_by_another_number_of_ranks(tmp_path):
+    """It is saved within the recorded step too: what ranks tell each other for it is neither parameters nor gradients."""
     folder = str(tmp_path / "checkpoint")
-    record(tmp_path / "first", "fsdp2", "--checkpoint", folder, "--layers", "1", "--active", "1")
+    more = ("--deferred-init", "--checkpoint-every", "1", "--verify")
+    first = record(tmp_path / "first", "fsdp2", "--checkpoint", folder, "--layers", "1", "--active", "1", *more)
+    check(first)
+    check_model(first)
+    assert first.counted(0, 2)["gather", "dp_shard", "setup"][0] == 2
+    assert first.manifests[0].notes[0].startswith("verified")
     recording = record(tmp_path / "second", "fsdp2", "--checkpoint", folder, "--layers", "1", "--active", "1", "--nproc", "3")
     assert f"resumed from {folder}" in recording.output
 

@@ -25,6 +25,8 @@ An axis has a role (``role_of_axis``): tensor, context, expert, pipeline, shardi
     FSDP ranges                               all_gather -> parameter_gather, reduce_scatter -> gradient_scatter,
                                               all_reduce -> gradient_sync, broadcast -> parameter_sync
     embedding group of a pipeline             all_reduce -> gradient_sync (first and last stage share the weight)
+    integers on data or sharding axis, world  gather, scatter, broadcast, all_gather of at most 64 bytes -> setup in a range that names a
+      (Python objects)                          checkpoint, else metrics
     optimizer phase                           all_gather, broadcast -> parameter_sync, reduce_scatter, reduce -> gradient_scatter,
                                               all_reduce -> gradient_sync
     DDP ranges                                broadcast, all_gather -> parameter_sync, all_reduce -> gradient_sync
@@ -166,6 +168,12 @@ def _tiny(seen: _Seen) -> str | None:
     return "loss" if seen.phase == "forward" and seen.data else "metrics"
 
 
+def _objects(seen: _Seen) -> bool:
+    """Python objects that are gathered or handed out: their sizes, then their bytes. Larger all-gathers may be quantised parameters."""
+    kinds = ("gather", "scatter", "broadcast", *(("all_gather",) if seen.tiny else ()))
+    return seen.integers and seen.data and seen.kind in kinds and not _in_ddp(seen)
+
+
 _PIPELINE = _by(send="pipeline", recv="pipeline", send_recv="pipeline", broadcast="pipeline")
 _GRADIENTS = {"all_reduce": "gradient_sync", "reduce_scatter": "gradient_scatter", "reduce": "gradient_scatter"}
 
@@ -184,6 +192,7 @@ _RULES: tuple[tuple[Callable[[_Seen], bool], Callable[[_Seen], str | None]], ...
     (lambda s: s.role == "tensor", _tensor),
     (_in_fsdp, _by(all_gather="parameter_gather", broadcast="parameter_sync", **_GRADIENTS)),
     (lambda s: s.role == "embedding", _by(all_reduce="gradient_sync")),
+    (_objects, lambda s: "setup" if "checkpoint" in s.context else "metrics"),
     (lambda s: s.phase == "optimizer" and s.data, _by(all_gather="parameter_sync", broadcast="parameter_sync", **_GRADIENTS)),
     (_in_ddp, _by(broadcast="parameter_sync", all_gather="parameter_sync", all_reduce="gradient_sync")),
     (lambda s: s.phase == "backward" and s.data, _by(**_GRADIENTS)),

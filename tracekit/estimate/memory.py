@@ -205,6 +205,7 @@ class Step:
         tape.drop("logits' segment")
         head = self.root.parts.get("head", 0) * self.recipe.autograd if self.root is not None and self.in_place else 0
         tape.put("logits", "logits", now.logits_gradient)
+        self.sharding.before_head()
         tape.put("passing", "temporaries", now.stream + (head if self.plain else 0))
         tape.put("own", "unsharded_gradients", 0 if self.plain else head)
         if not self.there and self.plain:

@@ -58,6 +58,9 @@ class Sharding:
     def before_loss(self) -> None:
         """All units have computed."""
 
+    def before_head(self) -> None:
+        """The loss has its gradient; what the root has behind the units is about to compute its own."""
+
     def before_backward(self, i: int) -> None:
         """Unit i is about to compute gradients."""
 
@@ -226,6 +229,13 @@ class Fsdp2(Sharding):
         """The last buffer is free."""
         self.tape.drop(("buffer", len(self.units) - 1))
         self.there = not self.plan.reshard_after_backward
+
+    def before_head(self) -> None:
+        """The root's backward begins, and with it the last unit is on its way."""
+        if self.root is not None and self.units and self.reshards and not self.there:
+            self._gather(len(self.units) - 1)
+            self.tape.mark("prefetch")
+            self.tape.drop("cast", "copy")
 
     def before_backward(self, i: int) -> None:
         """The unit is gathered, and the next one on its way."""

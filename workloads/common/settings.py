@@ -40,9 +40,7 @@ class Settings:
     output: str = option("", "folder of the recording; empty: nothing is recorded")
     replace: bool = option(False, "replace the recording that the folder holds")
     precision: str = option("fp32", "fp32; bf16; fp16 with loss scaling; fp8 where the hardware has it", PRECISIONS)
-    loss_scale: float = option(
-        4096.0, "scale of the loss under --precision fp16, at the start; where it is too large steps are skipped"
-    )
+    loss_scale: float = option(4096.0, "scale of the loss under --precision fp16, at the start; where it is too large steps are skipped")
     layers: int = option(4, "blocks of the transformer")
     hidden: int = option(128, "hidden size")
     heads: int = option(4, "attention heads")

@@ -10,15 +10,28 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from tracekit.errors import UsageError
 from tracekit.manifest import Expected, Precision
 
 from .job import Job
-from .transformer import Transformer
+from .transformer import Transformer, initial
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def initialize_shards(model: nn.Module, device: torch.device, seed: int) -> None:
+    """Give memory and values to the shards of a model that was built without any (on the meta device).
+
+    Only one parameter at a time is whole, and nothing is sent: every rank knows the values.
+    """
+    model.to_empty(device=device)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            assert isinstance(parameter, DTensor)
+            whole = initial(name, parameter.shape, seed).to(device)
+            parameter.copy_(distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None))
 
 
 #: What makes a unit: blocks; blocks, embedding, and last norm with head; nothing but the root; every module that has parameters itself.

@@ -178,12 +178,15 @@ def initialize(model: nn.Module, seed: int) -> None:
     """Give every parameter values that depend on the seed and its own name only: every strategy and every stage starts alike."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            generator = torch.Generator().manual_seed(seed + sum(ord(c) * 31**i % 1_000_003 for i, c in enumerate(name)))
-            if "norm" in name:
-                parameter.fill_(1.0)
-            else:
-                fan = parameter.shape[-1]
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * (0.02 if "embedding" in name else fan**-0.5))
+            parameter.copy_(initial(name, parameter.shape, seed))
+
+
+def initial(name: str, shape: torch.Size, seed: int) -> Tensor:
+    """The values of one parameter."""
+    if "norm" in name:
+        return torch.ones(shape)
+    generator = torch.Generator().manual_seed(seed + sum(ord(c) * 31**i % 1_000_003 for i, c in enumerate(name)))
+    return torch.randn(shape, generator=generator) * (0.02 if "embedding" in name else shape[-1] ** -0.5)
 
 
 def loss_of(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:

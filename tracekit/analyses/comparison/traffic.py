@@ -17,6 +17,8 @@ def traffic_lines(prediction: Prediction, measured: Mapping[Key, Volume], step: 
     for key in sorted({*prediction.traffic, *measured}):
         expected, seen = prediction.traffic.get(key, Volume(0, 0)), measured.get(key, Volume(0, 0))
         name = f"collectives.{'.'.join(part or 'unknown' for part in key)}"
+        if key[2] == "setup" and not expected.calls:
+            continue  # barriers and objects: what a program does beside training
         why = elsewhere(prediction.traffic, measured, key)
         if not expected.calls and not prediction.manifest.expected:
             size, why = seen.full_bytes if seen.full_bytes >= 0 else None, why or UNKNOWN
