@@ -29,8 +29,8 @@ def memory_of(tmp_path):
     return load
 
 
-def trace(steps: int, kept: int = MB, cuda: bool = True):
-    """Each step keeps a block and gives another one back; the first one also makes something that stays."""
+def trace(steps: int, kept: int = MB, cuda: bool = True, keeps=lambda step: True):
+    """Each step (that ``keeps``) keeps a block and gives another one back; the first one also makes something that stays."""
     made = MemoryTrace(cuda=cuda)
     made.alloc(1, 0x9000, 10 * MB)
     for step in range(steps):
@@ -38,7 +38,7 @@ def trace(steps: int, kept: int = MB, cuda: bool = True):
         made.step(step, start, 90)
         made.add("python_function", "/job/train.py(7): log", start + 10, 20)
         made.alloc(start + 1, 0x100000 + step, 5 * MB)
-        if kept:
+        if kept and keeps(step):
             made.alloc(start + 15, 0x200000 + step, kept)
         made.free(start + 80, 0x100000 + step)
     tables = oracle.tables(made.text())
@@ -54,6 +54,13 @@ def test_what_every_step_keeps_grows() -> None:
 def test_what_is_freed_does_not_grow_and_three_steps_tell_nothing() -> None:
     assert trace(6, kept=0).growing == []
     assert trace(3).growing is None
+
+
+def test_what_every_third_step_keeps_grows_and_what_some_steps_keep_once_does_not() -> None:
+    (growing,) = trace(14, kept=3 * MB, keeps=lambda step: step % 3 == 0).growing
+    assert (growing.bytes_per_step, growing.steps) == (3 * MB * 4 // 12, 12)
+    assert trace(14, keeps=lambda step: step < 4).growing == []
+    assert trace(14, keeps=lambda step: step in (3, 9)).growing == []
 
 
 def history(steps: int):

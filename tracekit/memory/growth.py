@@ -1,7 +1,8 @@
 """Memory that grows from step to step: what is born in every step and never freed, by owner, with the line of code.
 
 The first step allocates what stays (optimizer state, caches), and of the last one nobody knows yet what it will free: neither counts. What
-all others leave behind grows. Where blocks do not explain it (their addresses are not recorded), the levels at the ends of the steps do.
+all others leave behind grows, or some of them in even distances (who logs every tenth step). Where blocks do not explain it (their
+addresses are not recorded), the levels at the ends of the steps do.
 """
 
 from __future__ import annotations
@@ -19,13 +20,18 @@ from tracekit.vocabulary import CATEGORIES, MemoryCategory
 
 #: Fewer steps tell nothing: the first and the last one do not count.
 LEAST_STEPS = 4
+#: Something that is left behind in some steps only is a habit from so many times on.
+LEAST_TIMES = 3
 MOST_GROWING = 20
 _OPTIMIZER = 3
 
 
 @dataclass(frozen=True)
 class Growing:
-    """One owner that grows. ``bytes_per_step``: the median over ``steps`` steps; ``stack``: innermost first, [] where not recorded."""
+    """One owner that grows. ``stack``: innermost first, [] where not recorded.
+
+    ``bytes_per_step``: over ``steps`` steps the median, the mean of an owner that grows in some of them only.
+    """
 
     category: MemoryCategory
     unit: str
@@ -69,12 +75,24 @@ def _kept(found: Attributed, starts: Int64Array, stack_of: Callable[[int], list[
     np.add.at(amounts, (owner.reshape(-1), step), owned.bytes[kept])
     rows = []
     for (category, unit, name), place, amount in zip(owners.T.tolist(), first.tolist(), amounts[:, 1:-1], strict=True):
-        if amount.min() > 0:
+        if _recurs(amount):
             row = int(blocks.birth_row[block[kept[place]]])
             stack = stack_of(row) if row >= 0 else []
-            size = int(np.median(amount))
+            size = int(np.median(amount) if amount.min() > 0 else amount.mean())
             rows.append(Growing(CATEGORIES[category], found.texts[unit], found.texts[name], stack, size, len(amount)))
     return rows
+
+
+def _recurs(amount: Int64Array) -> bool:
+    """Whether bytes are left behind in every step, or three times and more in even distances up to both ends."""
+    places = np.flatnonzero(amount)
+    if len(places) in (0, len(amount)):
+        return len(places) > 0
+    if len(places) < LEAST_TIMES:
+        return False
+    between = np.diff(places)
+    longest = max(int(between.max()), int(places[0]) + 1, len(amount) - int(places[-1]))
+    return longest <= 2 * float(np.median(between))
 
 
 def _steps_by_optimizer(phases: Phases) -> Int64Array:
