@@ -277,3 +277,39 @@ def test_categories_add_up_to_what_is_allocated_at_every_moment() -> None:
         total = int(found.timeline.allocated[position + 1])
         assert sum(composition(found, position).values()) == total
         assert sum(h.bytes for h in holdings(found, position)) == total
+
+
+def test_what_an_optimizer_puts_in_the_place_of_a_parameter_is_one_and_its_state_is_not() -> None:
+    trace = MemoryTrace(backend="gloo", device=None)
+    trace.alloc(10, A, 8)  # the parameter, before the first forward
+    for number, (old, new, state, before) in enumerate(((A, B, C, None), (B, A, D, C))):
+        start = 1000 * number + 50
+        add_step(trace, start, number)
+        trace.alloc(start + 150, 0x9000 + number, 4)
+        trace.free(start + 400, 0x9000 + number)
+        trace.alloc(start + 610, state, 8)
+        if before:
+            trace.free(start + 615, before)
+        trace.alloc(start + 620, new, 8)
+        trace.free(start + 630, old)
+    found = attributed(trace)
+    middle = next(i for i, t in enumerate(found.timeline.log.time.tolist()) if t > found.timeline.log.time[0] + 1_040_000)
+    assert {name: amount for name, amount in composition(found, middle - 1).items() if amount} == {"parameters": 8, "optimizer_state": 8}
+
+
+def test_a_pause_of_the_engine_makes_no_gradient_of_what_lives_through_it() -> None:
+    trace = MemoryTrace(backend="gloo", device=None)
+    trace.step(1, 0, 20_000)
+    trace.annotation("forward", 100, 200)
+    trace.annotation("backward", 300, 200)
+    trace.annotation("backward", 9_000, 500)
+    trace.annotation("Optimizer.step#Adam.step", 10_600, 100)
+    trace.alloc(350, A, 8)
+    trace.alloc(360, B, 8)
+    trace.free(9_400, A)
+    trace.free(10_800, B)
+    assert owners(trace) == {A: "temporaries", B: "gradients"}
+
+
+def test_what_coalesced_communication_flattens_is_its_buffer() -> None:
+    assert hint_of("aten::flatten_dense_tensors") == Hint.COMMUNICATION

@@ -46,7 +46,7 @@ _HINTS: tuple[tuple[Hint, re.Pattern[str]], ...] = tuple(
         # A backend's range of a send or receive stays open until somebody waits for it: what happens meanwhile is not inside.
         (
             Hint.COMMUNICATION,
-            r"^(?:c10d::|_c10d_functional|record_param_comms$|tracekit::collective|(?:gloo|nccl|mpi|ucc|xccl):(?!send|recv))",
+            r"^(?:c10d::|_c10d_functional|aten::flatten_dense_tensors$|record_param_comms$|tracekit::collective|(?:gloo|nccl|mpi|ucc|xccl):(?!send|recv))",
         ),
         (Hint.GATHER, r"^FSDP::all_gather_copy_out"),
         (Hint.COMMUNICATION, r"^FSDP::all_gather"),

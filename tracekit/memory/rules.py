@@ -10,6 +10,7 @@ born in the optimizer's step: kept behind it / not                   optimizer s
 born in backward: kept behind it / not                               gradients / temporaries
 born in forward: still needed behind it / not                        activations / temporaries
 born before the first forward, or where modules are built, and kept  parameters
+... and given back in an optimizer's step                            parameters, and so is what the step put in its place
 born between forward and backward, freed in backward                 activations (what the loss saved)
 born between steps, freed in or behind the forward that follows      inputs
 """
@@ -54,6 +55,7 @@ class _Lives:
     older: BoolArray
     leaves: BoolArray  # lives on behind the stretch of the phase it was born in
     unsure: BoolArray  # alive, and the stretch it was born in is where the log ends
+    first: BoolArray  # born before the first forward: before the first gather where units are sharded
     next_forward: Int64Array  # start of the first forward behind its birth; the far future where there is none
 
 
@@ -76,6 +78,7 @@ def categorize(blocks: Blocks, birth: Moments, death: Moments, context: Context)
     _by_phase(lives, give)
     _outside_phases(lives, context, give)
     _buckets_are_gradients(lives, category)
+    _replaced_parameters(blocks, lives, category)
     return Owner(category, birth.name, np.where(birth.unit > 0, birth.unit, np.where(death.known, death.unit, 0)).astype(np.int32))
 
 
@@ -89,6 +92,7 @@ def _lives(blocks: Blocks, birth: Moments, death: Moments, context: Context) -> 
     at = np.searchsorted(forward, birth.time, side="right")
     far = np.iinfo(np.int64).max
     following = np.where(at < len(forward), forward[np.minimum(at, len(forward) - 1)], far) if len(forward) else np.full(len(blocks), far)
+    begin = _begin(birth, death, phases, int(forward.min(initial=far)))
     return _Lives(
         birth,
         death,
@@ -96,8 +100,21 @@ def _lives(blocks: Blocks, birth: Moments, death: Moments, context: Context) -> 
         blocks.born_before,
         inside & ~unsure & (alive | (death.known & (death.time >= ends))),
         unsure,
+        birth.known & (birth.time < begin),
         np.asarray(following, np.int64),
     )
+
+
+def _begin(birth: Moments, death: Moments, phases: Phases, forward: int) -> int:
+    """Start of the first forward [ns]: of the first stretch that saves something for backward, or the first gather of a sharded unit.
+
+    What builds a model may run operators that autograd tracks, which look like a ``forward`` of their own.
+    """
+    gathers = birth.time[birth.known & (birth.hint == Hint.GATHER)]
+    if len(gathers):
+        return int(gathers.min())
+    saved = birth.interval[birth.known & death.known & (birth.phase == FORWARD) & (death.phase == BACKWARD)]
+    return int(phases.start[saved.min()]) if len(saved) else forward
 
 
 def _run_ends(phases: Phases) -> Int64Array:
@@ -118,9 +135,16 @@ def _by_ranges(lives: _Lives, give: Give) -> None:
     give((hint == Hint.REDUCE) & ~lives.unsure, BUFFERS)
     give(hint == Hint.LOADING, INPUTS)
     give((hint == Hint.BUILDING) & lives.alive, PARAMETERS)
+    give(lives.first & _stays_or_is_replaced(lives) & (lives.birth.phase == FORWARD), PARAMETERS)
     long_kept = lives.alive & (lives.next_forward != np.iinfo(np.int64).max)
     give((hint == Hint.DDP) & (lives.birth.unit == 0) & (long_kept | (gone == Hint.DDP)) & kept, BUFFERS)
     give((gone == Hint.DDP) & (lives.birth.phase == 0) & (lives.death.interval != lives.birth.interval), BUFFERS)
+
+
+def _stays_or_is_replaced(lives: _Lives) -> BoolArray:
+    """Blocks that are never freed, or given back within a step of the optimizer."""
+    result: BoolArray = lives.alive | (lives.death.known & (lives.death.phase == OPTIMIZER))
+    return result
 
 
 def _buckets_are_gradients(lives: _Lives, category: Int8Array) -> None:
@@ -131,6 +155,26 @@ def _buckets_are_gradients(lives: _Lives, category: Int8Array) -> None:
         backward = since & (lives.birth.phase == BACKWARD)
         if backward.any() and not (backward & (category == GRADIENTS)).any():
             category[buckets] = GRADIENTS
+
+
+def _replaced_parameters(blocks: Blocks, lives: _Lives, category: Int8Array) -> None:
+    """What an optimizer puts in the place of a parameter (``p.data = ...``): of its steps' blocks of that size the last before it goes."""
+    birth, death = lives.birth, lives.death
+    made = np.flatnonzero(birth.known & (birth.phase == OPTIMIZER) & (category == OPTIMIZER_STATE))
+    made = made[np.lexsort((blocks.birth[made], blocks.bytes[made]))]
+    if not len(made):
+        return
+    scale = int(blocks.death.max()) + 2
+    keys = blocks.bytes[made] * scale + blocks.birth[made]
+    gone = np.flatnonzero((category == PARAMETERS) & death.known & (death.phase == OPTIMIZER))
+    while len(gone):
+        at = np.searchsorted(keys, blocks.bytes[gone] * scale + blocks.death[gone]) - 1
+        found = made[np.maximum(at, 0)]
+        same = (at >= 0) & (blocks.bytes[found] == blocks.bytes[gone]) & (blocks.birth[found] > blocks.birth[gone])
+        same &= (category[found] == OPTIMIZER_STATE) & (death.interval[gone] == birth.interval[found])
+        following = np.unique(found[same])
+        category[following] = PARAMETERS
+        gone = following[death.known[following] & (death.phase[following] == OPTIMIZER)]
 
 
 def _by_phase(lives: _Lives, give: Give) -> None:
@@ -168,9 +212,8 @@ def _outside_phases(lives: _Lives, context: Context, give: Give) -> None:
     if not len(forward):
         return
     give(_of_the_loss(lives, context), ACTIVATIONS)
-    first = lives.birth.time < forward[0]
     outlives = lives.alive | (lives.death.time >= lives.next_forward)
-    give(first & lives.alive, PARAMETERS)
+    give(lives.first & _stays_or_is_replaced(lives), PARAMETERS)
     give(lives.alive, UNKNOWN)
     give(outlives & (lives.next_forward != np.iinfo(np.int64).max), INPUTS)
     give(~outlives, TEMPORARIES)
