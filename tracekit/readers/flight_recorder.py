@@ -34,7 +34,7 @@ _RANKS = re.compile(r"-?\d{1,9}")
 #: Files whose frames are not the program's own.
 _LIBRARY = re.compile(
     r"(?:^|/)(?:site-packages|dist-packages|python3\.\d+|multiprocessing|importlib|concurrent)/|^torch/|^<frozen"
-    r"|(?:^|/)(?:threading|runpy|contextlib)\.py$"
+    r"|(?:^|/)tracekit/recorder/|(?:^|/)(?:threading|runpy|contextlib)\.py$"
 )
 
 
@@ -93,6 +93,7 @@ class _Reader:
         self._version = _text(root.get("version", "?"))
         self._config = _config(root.get("pg_config"))
         self._status = root.get("pg_status")
+        self._rank = _whole(root.get("rank"), -1)
         self._groups: dict[tuple[str, str], int] = {}
         self._texts: dict[str, int] = {"": 0}
         # By identity: everything that was read stays alive. torch writes each frame once.
@@ -110,7 +111,7 @@ class _Reader:
         groups = [GroupInfo(name, description, self._ranks(name, description)) for name, description in self._groups]
         return Dump(
             file=self._name,
-            rank=rank_of_name(self._name),
+            rank=self._rank if self._rank >= 0 else rank_of_name(self._name),
             version=self._version,
             groups=groups,
             texts=list(self._texts),

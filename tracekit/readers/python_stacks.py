@@ -42,5 +42,5 @@ def read_stacks(source: Source) -> Stacks:
 
 
 def _main_last(thread: list[Frame]) -> bool:
-    """False for the main thread, whose outermost frame is a module: it comes first."""
-    return thread[-1].name != "<module>"
+    """False for the main thread, which runs a module: it comes first."""
+    return all(frame.name != "<module>" for frame in thread)

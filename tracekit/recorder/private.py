@@ -7,6 +7,7 @@ something in silence. A function that finds its interface missing returns None (
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import importlib
 import json
@@ -54,6 +55,45 @@ def flight_recorder() -> list[dict[str, Any]] | None:
     text = json.loads(dump())
     entries = text.get("entries", []) if isinstance(text, dict) else []
     return [entry for entry in entries if isinstance(entry, dict)]
+
+
+def flight_recorder_pickles() -> list[bytes]:
+    """The dumps of the process' flight recorders with all stacks, NCCL's and that of the other backends; [] where this torch has none."""
+    found = []
+    module = importlib.import_module("torch._C._distributed_c10d")
+    for name in ("_dump_nccl_trace", "_dump_fr_trace"):
+        dump = getattr(module, name, None)
+        if dump is not None:
+            with contextlib.suppress(RuntimeError):  # a recorder that was never switched on
+                found.append(bytes(dump(includeCollectives=True, includeStackTraces=True, onlyActive=False)))
+    return found
+
+
+def flight_recorder_setting() -> str:
+    """The environment variable that says how many calls torch's flight recorder keeps."""
+    module = importlib.import_module("torch._C._distributed_c10d")
+    return "TORCH_FR_BUFFER_SIZE" if hasattr(module, "_dump_fr_trace") else "TORCH_NCCL_TRACE_BUFFER_SIZE"
+
+
+def open_calls() -> set[tuple[str, int, int]]:
+    """(backend, record, when it was called) of every collective that is not over."""
+    module = importlib.import_module("torch._C._distributed_c10d")
+    found: set[tuple[str, int, int]] = set()
+    for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json"):
+        dump = getattr(module, name, None)
+        if dump is None:
+            continue
+        with contextlib.suppress(RuntimeError):
+            told = json.loads(dump(includeCollectives=True, onlyActive=True))
+            for entry in told.get("entries") or []:
+                if not (entry.get("retired") or entry.get("state") == "completed"):
+                    found.add((name, int(entry.get("record_id", -1)), int(entry.get("time_created_ns") or 0)))
+    return found
+
+
+def default_signal(number: int) -> None:
+    """Let a signal end the process again, from any thread: Python lets only the main one say so."""
+    ctypes.CDLL(None).signal(number, None)
 
 
 def process_group_type() -> Any:

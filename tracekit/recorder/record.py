@@ -20,6 +20,7 @@ import torch
 
 from tracekit.recorder import accepted, describe, private
 from tracekit.recorder.guard import Guard, say
+from tracekit.recorder.hang_watch import HangWatch, seconds_of
 from tracekit.recorder.window import Labels, Settings, Window
 
 
@@ -118,6 +119,19 @@ class Recorder:
         """Begin; called by ``record``."""
         self._guard.safely(self._window.follow)
 
+    def watched(self, flight_recorder: bool | float) -> HangWatch | None:
+        """What watches the loop for a hang, begun; None where nobody wants it, or it cannot be."""
+        found: list[HangWatch] = []
+
+        def begin() -> None:
+            seconds = seconds_of(flight_recorder)
+            if seconds:
+                found.append(HangWatch(self.directory, seconds, lambda: self.rank, self._window.ended_by))
+                found[0].start()
+
+        self._guard.safely(begin)
+        return found[0] if found else None
+
     def stop(self) -> None:
         """End, also in the middle of the window: what was recorded by then is written."""
         self._window.end()
@@ -140,6 +154,7 @@ def record(
     shapes: bool = True,
     stacks: bool = False,
     saved_tensors: bool = False,
+    flight_recorder: bool | float = False,
     **said: Any,
 ) -> Iterator[Recorder]:
     """Record the steps of the training loop inside; call ``recorder.step()`` after each.
@@ -156,6 +171,9 @@ def record(
         shapes: keep the shapes of operators; without them the bytes of gloo's collectives and the labels are lost.
         stacks: keep Python stacks.
         saved_tensors: register every tensor that autograd saves; otherwise activations are told by when they live.
+        flight_recorder: watch the whole loop, and leave what every rank was doing (calls, all Python stacks) where it fails, is told to
+            end, or a call is not over after so many seconds (True: 300). Where torch's own recorder is off by default (NCCL before
+            torch 2.5) set TORCH_NCCL_TRACE_BUFFER_SIZE before the process groups are made.
         said: more for the manifest: ``strategy``, ``plan``, ``options``, ``model_shape``, ``batch``, ``precision``, ``pipeline``.
 
     Yields:
@@ -165,11 +183,22 @@ def record(
     recorder = _made(directory, mesh, model, optimizer, settings)
     if said:
         recorder.describe(**said)
+    watch = recorder.watched(flight_recorder)  # before anything else is put in place, so that it goes last
     recorder.start()
+    well = False
     try:
         yield recorder
+        well = True
+    except BaseException as error:
+        if not isinstance(error, GeneratorExit):
+            recorder.note(f"the loop was left by {type(error).__name__}: what was recorded by then is here")
+        if watch is not None:
+            watch.raised(error)
+        raise
     finally:
         recorder.stop()
+        if watch is not None:
+            watch.stop(well=well)
 
 
 def _made(directory: str | Path, mesh: Any, model: Any, optimizer: Any, settings: Settings) -> Recorder:

@@ -140,7 +140,7 @@ class Window:
 
     def _put_in_place(self) -> None:
         settings, told = self._settings, self._said
-        self._in_place.enter_context(signals.ending(self._ended_by))
+        self._in_place.enter_context(signals.ending(self.ended_by))
         counters = collectives.Counters()
         self._hooks.phases(told.models)
         self._hooks.pipeline()
@@ -167,7 +167,8 @@ class Window:
         self._guard.give_up(why)
         self.end()
 
-    def _ended_by(self, signal: str) -> None:
+    def ended_by(self, signal: str) -> None:
+        """A signal ends the job: what was recorded is written."""
         if self.closed:
             return
         self.notes.append(f"the job was ended by {signal}: what was recorded by then is here")
