@@ -1,5 +1,6 @@
 """``record(flight_recorder=...)``: what a job on gloo leaves when it hangs or fails, and that a healthy one is left as it was."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -25,12 +26,20 @@ def line_of(text: str) -> str:
     return f"hangs.py:{next(number for number, line in enumerate(SOURCE, 1) if text in line)}"
 
 
+def _dumped(folder: Path) -> bool:
+    """Whether all three have dumped since one is stuck (before, a slow machine may look like a hang)."""
+    with contextlib.suppress(OSError):
+        stuck = (folder / "stuck").stat().st_mtime_ns
+        return sum(path.stat().st_mtime_ns > stuck for path in folder.glob("*.flight_recorder.pickle")) == 3
+    return False
+
+
 def left_by(what: str, folder: Path) -> tuple[Hang, list[int]]:
     """The hang of three ranks that are told to end once each of them has dumped, and their exit codes."""
     processes = start(JOBS / "hangs.py", what, str(folder), ranks=3)
     try:
         until = time.monotonic() + 120
-        while len(list(folder.glob("*.flight_recorder.pickle"))) < 3 and time.monotonic() < until:
+        while not _dumped(folder) and time.monotonic() < until:
             time.sleep(0.2)
         for process in processes:
             process.send_signal(signal.SIGTERM)

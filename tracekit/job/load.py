@@ -96,7 +96,7 @@ def _before(sources: Sequence[Source], options: LoadOptions, reducers: Reducers,
 
 def _told(file: HangFile) -> Coverage:
     """The entry of a file that tells of a hang: its events are the entries of a dump, the threads of a text."""
-    count = len(file.calls) if isinstance(file, Dump) else len(file.threads) if isinstance(file, Stacks) else len(file.calls)
+    count = len(file.calls) if isinstance(file, Dump) else len(file.threads) if isinstance(file, Stacks) else len(file.communicators)
     return Coverage(file.file, file.rank, events=count)
 
 

@@ -23,7 +23,7 @@ _STACKS = re.compile(
     rb"^(?:Current thread 0x|Thread 0x|Thread \d+ \((?:idle|active)|Traceback \(most recent call last\)|Fatal Python error:|Timeout \()",
     re.M,
 )
-_NCCL = re.compile(rb"NCCL (?:INFO|WARN|TRACE)")
+_NCCL = re.compile(rb"NCCL (?:INFO|WARN|TRACE)|^NCCL version \d", re.M)
 #: What only a dump of the flight recorder has.
 _DUMP = (b"pg_status", b"profiling_name", b"collective_seq_id", b"pg_config", b"time_discovered_started_ns")
 
@@ -103,15 +103,35 @@ class Stacks:
     error: str = ""
 
 
+@dataclass
+class NcclCommunicator:
+    """One communicator of one process: ``rank`` within it, ``ranks`` in it, ``name``: commId, the same for all its ranks, else its address.
+
+    ``kind`` and ``count``: its last call, and how many it had made before; -1 where the log has no calls. ``channels``, ``nodes``: 0 where
+    not told.
+    """
+
+    rank: int
+    ranks: int
+    name: str
+    process: str
+    complete: bool = False
+    kind: str = ""
+    count: int = -1
+    channels: int = 0
+    nodes: int = 0
+
+
 @dataclass(frozen=True)
 class NcclLog:
-    """What NCCL_DEBUG=INFO told: communicators as (rank, ranks, id), last collective of each rank, warnings."""
+    """What NCCL_DEBUG=INFO told, of one process or several, or RAS."""
 
     file: str
     rank: int | None
-    communicators: list[tuple[int, int, str]]
-    calls: list[tuple[int, str, str, int]]  # rank, communicator, kind, count
+    communicators: list[NcclCommunicator]
     warnings: list[str]
+    version: str = ""
+    network: str = ""
 
 
 HangFile = Dump | Stacks | NcclLog

@@ -88,7 +88,7 @@ class HangWatch:
         self._read = self._write = -1
         self._marked = self._mark_time()
         self._own_mark = False
-        self._dumped = float("-inf")
+        self._newest = -1
 
     # From outside ------------------------------------------------------------------------------------------------------
 
@@ -217,16 +217,17 @@ class HangWatch:
     # What is written -----------------------------------------------------------------------------------------------------
 
     def _dump(self, error: str = "", *, anew: bool = False) -> None:
-        """Without ``anew`` what was written of this hang a moment ago is kept: the calls of a rank end when the others do."""
+        """Without ``anew`` what was written since this rank made its last call is kept: calls end as well when other ranks do."""
         with self._lock, quietly():
             stem = self._folder / f"rank_{self._rank():05d}"
             stacks, calls = Path(f"{stem}.stacks.txt"), Path(f"{stem}.flight_recorder.pickle")
-            fresh = not anew and time.monotonic() - self._dumped < max(60.0, 2 * self._seconds)
+            data, newest = whole_dump(self._rank(), self._ring.entries())
+            fresh = not anew and newest == self._newest
             if error or not fresh:
                 write_by(stacks, lambda path: _write_stacks(path, error))
             if not fresh:
-                write_atomically(calls, [whole_dump(self._rank(), self._ring.entries())])
-            first, self._dumped = not self._written, time.monotonic()
+                write_atomically(calls, [data])
+            first, self._newest = not self._written, newest
             self._written += [path for path in (stacks, calls) if path not in self._written]
             if not fresh and self._mark_time() == self._marked:
                 (self._folder / MARK).write_text("a rank hangs or has failed: all ranks dump\n")

@@ -99,8 +99,11 @@ def _frames() -> list[dict[str, Any]]:
     return found
 
 
-def whole_dump(rank: int, messages: Sequence[dict[str, Any]]) -> bytes:
-    """What torch's flight recorders hold, the messages of the ring, and the members of all groups: a pickle of plain values."""
+def whole_dump(rank: int, messages: Sequence[dict[str, Any]]) -> tuple[bytes, int]:
+    """What torch's flight recorders hold, the messages of the ring, and the members of all groups: a pickle of plain values.
+
+    And when the newest call was made [Unix ns], 0 without any.
+    """
     root: dict[str, Any] = {"version": "2.10", "pg_config": {}, "pg_status": {}, "entries": []}
     for data in private.flight_recorder_pickles():
         told = pickle.loads(data)  # noqa: S301 - torch has made it a moment ago, in this process
@@ -113,4 +116,5 @@ def whole_dump(rank: int, messages: Sequence[dict[str, Any]]) -> bytes:
         root["pg_config"][name] = {"name": name, "desc": described, "ranks": str(ranks)}
     root["entries"] = sorted([*root["entries"], *messages], key=lambda entry: int(entry.get("time_created_ns") or 0))
     root["rank"] = rank
-    return pickle.dumps(root, protocol=2)
+    newest = int(root["entries"][-1].get("time_created_ns") or 0) if root["entries"] else 0
+    return pickle.dumps(root, protocol=2), newest

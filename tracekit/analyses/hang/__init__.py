@@ -13,6 +13,7 @@ from typing import Any
 
 from tracekit.analyses.hang import charts
 from tracekit.analyses.hang.gather import Evidence, gather
+from tracekit.analyses.hang.nccl import behind, logs_json
 from tracekit.analyses.hang.roots import Edge, Root, edges_of, find_root
 from tracekit.analyses.hang.waits import Skipped, Wait, collective_wait, message_waits, skipped
 from tracekit.analyses.hang.words import sentence, wait_text
@@ -45,8 +46,13 @@ class Hang:
 
     def findings(self) -> list[Finding]:
         """The hang, before anything else; that nothing hangs, where dumps were read."""
-        if self.evidence is None or not (self.evidence.dumps or self.evidence.stacks):
+        if self.evidence is None:
             return []
+        if self.root is None and (by_log := behind(self.evidence)):
+            warnings = [text for log in self.evidence.logs for text in log.warnings]
+            return [
+                Finding("hang.root", "critical", by_log[0].text, evidence="; ".join(warnings[:4]) or "NCCL's logs", advice=_ADVICE["busy"])
+            ]
         if self.root is None:
             if not self.evidence.dumps:
                 return []
@@ -77,16 +83,18 @@ class Hang:
         return [Section("The job hangs", lead, shown, name="hang")]
 
     def json(self) -> dict[str, Any]:
-        """``hang``."""
+        """``hang`` and ``nccl``."""
         if self.evidence is None:
-            return {
-                "hang": None,
-                "not_measured": {
-                    "hang": "nothing stands still in the traces, and no flight recorder dump, Python stack or NCCL log lies beside them"
-                },
-            }
+            why = "nothing stands still in the traces, and no flight recorder dump, Python stack or NCCL log lies beside them"
+            return {"hang": None, "nccl": None, "not_measured": {"hang": why, "nccl": "no log of NCCL lies beside the traces"}}
+        logs = logs_json(self.evidence)
+        missing = {} if logs else {"nccl": "no log of NCCL lies beside the traces"}
         if self.root is None:
-            return {"hang": None, "not_measured": {"hang": "nothing stands still in the dumps"}}
+            by_log = behind(self.evidence)
+            if not by_log:
+                return {"hang": None, "nccl": logs, "not_measured": {"hang": "nothing stands still in the dumps and logs", **missing}}
+            root = {"ranks": by_log[0].ranks, "why": "busy", "doing": by_log[0].text, "stack": []}
+            return {"hang": {"text": by_log[0].text, "source": "nccl", "waiting": [], "root": root, "chain": []}, "nccl": logs}
         return {
             "hang": {
                 "text": self.text,
@@ -100,9 +108,11 @@ class Hang:
                 },
                 "chain": [_edge(edge) for edge in self.edges[: charts.MOST_EDGES]],
                 "ranks_with_dump": sorted(self.evidence.dumps) if self.standstill is None else [],
-                "nccl": [_log(log) for log in self.evidence.logs] or None,
+                "nccl": logs,
                 "notes": self.evidence.notes,
-            }
+            },
+            "nccl": logs,
+            "not_measured": missing,
         }
 
 
@@ -151,11 +161,6 @@ def _waiting(wait: Wait) -> dict[str, Any]:
 def _edge(edge: Edge) -> dict[str, Any]:
     call = next(call for call in edge.wait.waiting if call.rank == edge.rank)
     return {"rank": edge.rank, "waits_for": edge.waits_for, "group": edge.wait.group.name, "kind": call.kind, "seq": call.seq}
-
-
-def _log(log: Any) -> dict[str, Any]:
-    communicators = [{"rank": rank, "ranks": ranks, "id": name} for rank, ranks, name in log.communicators]
-    return {"file": log.file, "communicators": communicators, "warnings": log.warnings}
 
 
 def analyze(job: Job) -> Hang:
