@@ -51,6 +51,7 @@ def left_by(what: str, folder: Path) -> tuple[Hang, list[int]]:
     return analyze(load_job([str(folder)], LoadOptions())), codes
 
 
+@pytest.mark.slow
 def test_a_rank_that_never_comes_is_named_by_the_dumps_of_all(tmp_path):
     hang, codes = left_by("busy", tmp_path)
     assert codes == [-signal.SIGTERM] * 3
@@ -68,6 +69,7 @@ def test_a_rank_that_never_comes_is_named_by_the_dumps_of_all(tmp_path):
     assert sorted(path.name for path in tmp_path.glob("*.json.gz")) == [f"rank_0000{rank}.pt.trace.json.gz" for rank in range(3)]
 
 
+@pytest.mark.slow
 def test_a_stage_that_raises_leaves_its_exception_and_its_trace(tmp_path):
     hang, _ = left_by("raises", tmp_path)
     assert hang.root is not None
