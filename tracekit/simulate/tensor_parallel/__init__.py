@@ -13,7 +13,7 @@ from tracekit.simulate.arguments import MOST_ELEMENTS, MOST_MULTIPLICATIONS, byt
 from tracekit.simulate.experiment import Check, Experiment
 from tracekit.simulate.functions import Float, error, rounding
 from tracekit.simulate.tables import Columns, table
-from tracekit.simulate.tensor_parallel.layers import Block, Gradients, Norm, block_step, layer_step
+from tracekit.simulate.tensor_parallel.layers import Block, Gradients, Norm, block_step, deviations, layer_step
 from tracekit.simulate.tensor_parallel.linears import linear_step, run_column, run_row
 from tracekit.simulate.tensor_parallel.ranks import Ranks, run_block, run_layer
 
@@ -191,19 +191,20 @@ def _run_part(part: str, mode: str, model: _Model, sizes: _Sizes) -> _Done:
         block = mlp if part == "mlp" else model.attention
         found, wanted = run_block(ranks, block, x, dy), block_step(block, x, dy)
     terms = max(sizes.ffn, sizes.s * sizes.b) * (4 if part == "layer" else 1)
-    errors, allowed = _errors(found, wanted, terms)
+    enlarged = deviations(model.attention, model.norms, x) if part == "layer" else ()
+    errors, allowed = _errors(found, wanted, terms, enlarged)
     return _Done(part, mode, ranks, errors, allowed)
 
 
-def _errors(found: Step, wanted: Step, terms: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Largest error of Y, dX, dW (matrices) and db (vectors: biases, norms), and what rounding may make of each."""
+def _errors(found: Step, wanted: Step, terms: int, enlarged: tuple[Float, ...]) -> tuple[dict[str, float], dict[str, float]]:
+    """Largest error of Y, dX, dW (matrices) and db (vectors: biases, norms), and what rounding, ``enlarged`` by norms, may make of each."""
     if found[2].keys() != wanted[2].keys():
         raise ValueError(f"gradients {sorted(found[2])} and {sorted(wanted[2])} are not the same")
     pairs = {"Y": [(found[0], wanted[0])], "dX": [(found[1], wanted[1])]}
     for name, gradient in wanted[2].items():
         pairs.setdefault("dW" if gradient.ndim > 1 else "db", []).append((found[2][name], gradient))
     errors = {name: max(error(one, other) for one, other in group) for name, group in pairs.items()}
-    return errors, {name: max(rounding(terms, other) for _, other in group) for name, group in pairs.items()}
+    return errors, {name: max(rounding(terms, other, *enlarged) for _, other in group) for name, group in pairs.items()}
 
 
 def _error_checks(one: _Done) -> list[Check]:

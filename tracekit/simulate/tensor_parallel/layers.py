@@ -126,6 +126,12 @@ def block_step(block: Block, x: Float, dy: Float) -> tuple[Float, Float, Gradien
     return y, linear(dz, block.column.T), gradients
 
 
+def deviations(attention: Block, norms: tuple[Norm, Norm], x: Float) -> tuple[Float, Float]:
+    """1/deviation (s, b, 1) of both norms of a layer: by so much their backward enlarges the rounding of gradients that cancel out."""
+    n1, _, inverse1 = norm(x, norms[0])
+    return inverse1, norm(x + block_step(attention, n1, np.zeros_like(x))[0], norms[1])[2]
+
+
 def layer_step(attention: Block, mlp: Block, norms: tuple[Norm, Norm], x: Float, dy: Float) -> tuple[Float, Float, Gradients]:
     """(y, dx, gradients) of a whole layer on one rank."""
     n1, xn1, inverse1 = norm(x, norms[0])
