@@ -154,7 +154,9 @@ def _slow_links(found: Sequence[Link], hardware: Hardware | None) -> list[Findin
             continue
         rate, _, _, inside = best
         name, peak = path(link, hardware, inside)
-        doubt = ", if its ranks share a node (no host names)" if link.crosses is None else ""
+        doubt = {None: ", if its ranks share a node (no host names)", True: f" ({peak:g} GB/s), if that is the network"}.get(
+            link.crosses, ""
+        )
         crosses = f"{link.axis} crosses nodes at" if link.crosses else f"Communication along {link.axis} reaches"
         text = f"{crosses} {rate:.1f} GB/s at best, {rate / peak:.0%} of {name}{doubt}."
         result.append(Finding("comparison.link", "info", text, rate / peak, "share", "Links", subject=Subject(axis=link.axis)))
