@@ -46,10 +46,18 @@ RING = "2000"
 _watching: list[tuple[int, int, list[signal.Signals]]] = []
 
 
+#: The mask of signals of the thread that forks just now.
+_masked: list[set[signal.Signals | int]] = []
+
+
 def _before_fork() -> None:
-    """A child (a worker of a data loader) must not have the pipe, not even for a moment: a signal to it is none to the job."""
+    """A child (a worker of a data loader) must not have the pipe, not even for a moment: a signal to it is none to the job.
+
+    Signals wait until the child has its handlers: one that comes in between would be lost.
+    """
     if _watching:
         with contextlib.suppress(ValueError, OSError):
+            _masked[:] = [signal.pthread_sigmask(signal.SIG_BLOCK, _watching[0][2])]
             signal.set_wakeup_fd(-1)
 
 
@@ -57,6 +65,7 @@ def _in_parent() -> None:
     if _watching:
         with contextlib.suppress(ValueError, OSError):
             signal.set_wakeup_fd(_watching[0][1], warn_on_full_buffer=False)
+    _unmask()
 
 
 def _in_child() -> None:
@@ -66,6 +75,12 @@ def _in_child() -> None:
             for number in _watching[0][2]:
                 signal.signal(number, signal.SIG_DFL)
         _watching.clear()
+    _unmask()
+
+
+def _unmask() -> None:
+    if _masked:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _masked.pop())
 
 
 if hasattr(os, "register_at_fork"):
