@@ -122,6 +122,11 @@ def test_where_all_ranks_send_as_much_as_they_receive_in_forward_there_is_no_pip
     assert set(purposes(table(*rows))) == {expected}
 
 
+def test_messages_whose_backward_is_not_told_apart_may_be_those_of_a_pipeline() -> None:
+    rows = [operation(rank, kind, 10 * i, 5, phase="forward") for rank in range(2) for i, kind in enumerate(["send", "recv"])]
+    assert set(purposes(table(*rows))) == {"pipeline"}
+
+
 def test_gathers_and_scatters_of_one_tensor_group_are_sequence_parallel() -> None:
     rows = [operation(0, kind, 0, 10, axis="tp") for kind in ("all_gather", "reduce_scatter", "all_reduce")]
     assert listed(*rows) == ["sequence_parallel", "sequence_parallel", "tensor_parallel"]

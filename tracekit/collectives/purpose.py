@@ -262,9 +262,14 @@ def _keys(operations: pd.DataFrame) -> pd.DataFrame:
 
 
 def _exchanging(operations: pd.DataFrame, kind: pd.Series, phase: pd.Series) -> list[int]:
-    """Groups in which every rank sends as often as it receives in the forward of a step."""
+    """Groups in which every rank sends as often as it receives in the forward of a step.
+
+    Only where backward is told apart: a pipeline of two ranks does so over both.
+    """
     sent = kind == "send"
-    chosen = (sent | (kind == "recv")) & (phase == "forward") & (operations["group"] >= 0)
+    messages = sent | (kind == "recv")
+    told_apart = operations["group"].isin(set(operations["group"][messages & (phase == "backward")]))
+    chosen = messages & (phase == "forward") & (operations["group"] >= 0) & told_apart
     if not chosen.any():
         return []
     part = operations.loc[chosen, ["group", "rank"]].assign(balance=np.where(sent[chosen], 1, -1))
