@@ -3,7 +3,8 @@
     python -m tests.executors.kills -n 50 --seed 1
 
 After every kill the outputs are those of an earlier run or of this one, byte for byte, and no process is left; at the end a run with the
-same cache says what a run without it says. Not a test: it takes some minutes.
+same cache says what a run without it says. Not a test: it takes some minutes,
+in which the code must not change.
 """
 
 from __future__ import annotations
@@ -74,8 +75,9 @@ def one_kill(folder: Path, whole: list[bytes | None], length: float, chance: ran
     running.send_signal(way)
     running.communicate(timeout=120)
     problems = [] if group_is_gone(running.pid) else ["a process is left"]
-    if any(have not in (None, wanted) for have, wanted in zip(contents(folder), whole, strict=True)):
-        problems.append("an output is not whole")
+    for have, wanted in zip(contents(folder), whole, strict=True):
+        if have not in (None, wanted):
+            problems.append(f"an output is not whole ({len(have or b'')} bytes of {len(wanted or b'')})")
     if way == signal.SIGINT and any(path.name.startswith(".tracekit-") for path in folder.iterdir()):
         problems.append("half a file is left")
     for path in folder.glob(".tracekit-*"):
