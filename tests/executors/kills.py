@@ -65,12 +65,12 @@ def one_kill(folder: Path, whole: list[bytes | None], length: float, chance: ran
         if chance.random() < 0.5:
             path.unlink(missing_ok=True)
     cache = ["--cache", str(folder / "cache")]
-    if chance.random() < 0.3:
+    if chance.random() < 0.8:  # else a kept answer is found, which is over soon
         subprocess.run([*TRACEKIT, "cache", "clear", *cache], check=True, stdout=subprocess.DEVNULL)
     way = chance.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
     more = chance.choice([[], ["--executor", "processes", "--jobs", "2"]])
     running = subprocess.Popen(command(folder, *cache, *more), start_new_session=True, stderr=subprocess.PIPE)
-    time.sleep(chance.random() * length)
+    time.sleep(chance.random() * length * 0.7)  # later the run has ended
     ended = running.poll() is not None
     running.send_signal(way)
     running.communicate(timeout=120)
