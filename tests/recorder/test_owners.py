@@ -1,5 +1,7 @@
 """What is said of tensors before the window: registered at its beginning, if it still holds."""
 
+import importlib
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -38,3 +40,13 @@ def test_what_stood_and_is_given_back_in_the_window_is_told_unless_somebody_keep
     owners = log.columns()
     assert [place for place, size in zip(owners.address, owners.bytes, strict=True) if size == FREED] == [address]
     assert kept.numel() + bucket.numel() == 48
+
+
+def test_every_way_to_make_buffers_for_communication_is_followed():
+    from tracekit.recorder import private
+
+    names = {kind.__name__ for kind in private.fsdp2_allocators()}
+    assert "DefaultAllocMixin" in names
+    assert not [kind for kind in private.fsdp2_allocators() if "allocate" not in vars(kind)]
+    made = vars(importlib.import_module("torch.distributed.fsdp._fully_shard._fsdp_collectives"))
+    assert names == {name for name in made if name.endswith("AllocMixin")}

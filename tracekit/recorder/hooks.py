@@ -193,7 +193,7 @@ class Hooks:
             self._undo.append(parameter.register_post_accumulate_grad_hook(hook).remove)
 
     def _fsdp2(self, models: Sequence[nn.Module]) -> None:
-        parameter_type, group_type, allocator = private.fsdp2_types()
+        parameter_type, group_type, _ = private.fsdp2_types()
         names = self._names_of_groups(models)
 
         def gathered(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -233,7 +233,8 @@ class Hooks:
             return call
 
         self._undo.append(private.replaced(parameter_type, "init_unsharded_param", gathered))
-        self._undo.append(private.replaced(allocator, "allocate", buffers))
+        for allocator in private.fsdp2_allocators():
+            self._undo.append(private.replaced(allocator, "allocate", buffers))
         self._undo.append(private.replaced(group_type, "post_backward", reduced))
 
     def _names_of_groups(self, models: Sequence[nn.Module]) -> dict[int, str]:

@@ -176,6 +176,12 @@ def fsdp2_types() -> tuple[Any, Any, Any]:
     )
 
 
+def fsdp2_allocators() -> list[Any]:
+    """The classes of this torch that make communication buffers: plain, from the process group's memory, from symmetric memory."""
+    module = _lookup("torch.distributed.fsdp._fully_shard._fsdp_collectives")
+    return [kind for name, kind in vars(module).items() if name.endswith("AllocMixin") and hasattr(kind, "allocate")] if module else []
+
+
 def fsdp2_groups(module: nn.Module) -> list[Any]:
     """The FSDPParamGroups of one FSDPModule; [] where it has none of its own."""
     state = module._get_fsdp_state() if hasattr(module, "_get_fsdp_state") else None
