@@ -193,7 +193,7 @@ class Hooks:
             self._undo.append(parameter.register_post_accumulate_grad_hook(hook).remove)
 
     def _fsdp2(self, models: Sequence[nn.Module]) -> None:
-        parameter_type, group_type, _ = private.fsdp2_types()
+        parameter_type, group_type = private.fsdp2_types()
         names = self._names_of_groups(models)
 
         def gathered(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,10 +12,13 @@ import functools
 import importlib
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+
+from tracekit.files import write_by
 
 #: Interfaces that were asked for and are not in this torch; written into the manifest.
 missing: set[str] = set()
@@ -166,13 +169,12 @@ def freed(tensor: torch.Tensor) -> Callable[[], bool]:
 # FSDP2 ---------------------------------------------------------------------------------------------------------------
 
 
-def fsdp2_types() -> tuple[Any, Any, Any]:
-    """(FSDPParam, FSDPParamGroup, the class whose ``allocate`` makes communication buffers); each None where not there."""
+def fsdp2_types() -> tuple[Any, Any]:
+    """(FSDPParam, FSDPParamGroup); each None where not there."""
     base = "torch.distributed.fsdp._fully_shard"
     return (
         _lookup(f"{base}._fsdp_param", "FSDPParam"),
         _lookup(f"{base}._fsdp_param_group", "FSDPParamGroup"),
-        _lookup(f"{base}._fsdp_collectives", "DefaultAllocMixin"),
     )
 
 
@@ -429,7 +431,7 @@ def cuda_history(path: str) -> Iterator[None]:
         start(context="all", stacks="python", max_entries=1_000_000)
     try:
         yield
-        dump(path)
+        write_by(Path(path), dump)
     finally:
         if own:
             start(enabled=None)
