@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,8 @@ SHOWN_RANKS = 16
 MOST_SPANS = 300_000
 SHARES = (1500, 400, 100)
 FEWEST = 24
+#: Columns of some spans: COLUMNS, texts as codes.
+_Part = dict[str, Any]
 
 
 def reduce(activity: Activity) -> list[Spans] | None:
@@ -120,25 +123,36 @@ def _chosen(job: Job, ranks: list[int]) -> list[int]:
 def _frame(job: Job, kept: _Kept, first: int, shown: set[int]) -> pd.DataFrame:
     """All spans: of ranks, their waits, and the critical path."""
     limit = _limits(kept, first, shown)
-    lanes, names, categories = _Codes(), _Codes(), _Codes()
-    parts = []
-    waiting, path = waits(job, kept.zero), critical(job, kept.zero)
-    late: dict[Any, pd.DataFrame] = dict(iter(waiting.groupby(["step", "rank"], sort=False)))
+    codes = _Codes(), _Codes(), _Codes()
+    parts: list[_Part] = []
+    waiting, path = _lanes(waits(job, kept.zero), ("step", "rank")), _lanes(critical(job, kept.zero), ("step",))
     for step, ranks in kept.spans.items():
         for rank, spans in sorted(ranks.items()):
-            parts.append(_of_rank(rank, spans.at_most(limit[step, rank]), kept.shift(job, step, rank), (lanes, names, categories)))
-            if (step, rank) in late:
-                parts.append(_plain(late[step, rank], f"rank {rank} · waits", "waiting", (lanes, names, categories)))
-        if len(path) and (path["step"] == step).any():
-            parts.append(_plain(path[path["step"] == step], "critical path", None, (lanes, names, categories)))
-    frame = pd.concat(parts, ignore_index=True)
-    coded = {"lane": lanes, "name": names, "category": categories}
-    return frame.assign(
-        **{
-            key: pd.Categorical.from_codes(frame[key].to_numpy(np.int64), pd.Index(codes.texts, dtype=object))
-            for key, codes in coded.items()
-        }
-    )
+            parts.append(_of_rank(rank, spans.at_most(limit[step, rank]), kept.shift(job, step, rank), codes))
+            if (step, rank) in waiting:
+                parts.append(_plain(waiting[step, rank], f"rank {rank} · waits", "waiting", codes))
+        if (step,) in path:
+            parts.append(_plain(path[step,], "critical path", None, codes))
+    columns: dict[str, Any] = {name: np.concatenate([part[name] for part in parts]) for name in COLUMNS}
+    coded = dict(zip(("lane", "name", "category"), codes, strict=True))
+    for name, texts in coded.items():
+        columns[name] = pd.Categorical.from_codes(columns[name].astype(np.int64), pd.Index(texts.texts, dtype=object))
+    return pd.DataFrame(columns)
+
+
+def _lanes(frame: pd.DataFrame, keys: tuple[str, ...]) -> dict[tuple[int, ...], _Part]:
+    """The columns of each step (and rank), in the order of the rows."""
+    if not len(frame):
+        return {}
+    numbers = [frame[key].to_numpy(np.int64) for key in keys]
+    order = np.lexsort(numbers[::-1])
+    change = np.append(True, np.any([np.diff(number[order]) != 0 for number in numbers], axis=0))
+    bounds = [*np.flatnonzero(change).tolist(), len(order)]
+    columns = {str(name): frame[name].to_numpy()[order] for name in frame}
+    return {
+        tuple(int(number[order[low]]) for number in numbers): {name: column[low:high] for name, column in columns.items()}
+        for low, high in pairwise(bounds)
+    }
 
 
 def _limits(kept: _Kept, first: int, shown: set[int]) -> dict[tuple[int, int], int]:
@@ -175,7 +189,7 @@ class _Codes:
         return list(self._code)
 
 
-def _of_rank(rank: int, spans: Spans, shift: int, codes: tuple[_Codes, _Codes, _Codes]) -> pd.DataFrame:
+def _of_rank(rank: int, spans: Spans, shift: int, codes: tuple[_Codes, _Codes, _Codes]) -> _Part:
     """Spans of one rank and step, ``shift`` [ns] later, lanes in the order of host, then device and stream."""
     lanes, names, categories = codes
     many = len(np.unique(spans.device[spans.device >= 0])) > 1
@@ -183,25 +197,24 @@ def _of_rank(rank: int, spans: Spans, shift: int, codes: tuple[_Codes, _Codes, _
     order = np.lexsort((spans.start, spans.stream, spans.device, ~host))
     place, lane = np.unique(np.stack([spans.device[order], spans.stream[order]]), axis=1, return_inverse=True)
     labels = lanes.of(_lane(rank, stream, device, many) for device, stream in place.T.tolist())
-    return pd.DataFrame(
-        {
-            "step": np.full(len(order), spans.step),
-            "lane": labels[lane.reshape(-1)],
-            "start_us": (spans.start[order] + shift) / NS_PER_US,
-            "end_us": (spans.end[order] + shift) / NS_PER_US,
-            "name": names.of(spans.names)[spans.name[order]],
-            "category": categories.of(spans.categories)[spans.category[order]],
-            "merged": spans.merged[order],
-        }
-    )
+    return {
+        "step": np.full(len(order), spans.step),
+        "lane": labels[lane.reshape(-1)],
+        "start_us": (spans.start[order] + shift) / NS_PER_US,
+        "end_us": (spans.end[order] + shift) / NS_PER_US,
+        "name": names.of(spans.names)[spans.name[order]],
+        "category": categories.of(spans.categories)[spans.category[order]],
+        "merged": spans.merged[order],
+    }
 
 
-def _plain(frame: pd.DataFrame, lane: str, category: str | None, codes: tuple[_Codes, _Codes, _Codes]) -> pd.DataFrame:
-    """Spans of one lane that are not merged; ``category`` where the frame has none."""
+def _plain(part: _Part, lane: str, category: str | None, codes: tuple[_Codes, _Codes, _Codes]) -> _Part:
+    """Spans of one lane that are not merged; ``category`` where the part has none."""
     lanes, names, categories = codes
-    kinds = categories.of(frame["category"] if category is None else [category] * len(frame))
-    coded = frame[["step", "start_us", "end_us"]]
-    return coded.assign(lane=lanes.of([lane] * len(frame)), name=names.of(frame["name"]), category=kinds, merged=1)
+    count = len(part["step"])
+    kinds = categories.of(part["category"]) if category is None else np.repeat(categories.of([category]), count)
+    lane_is = np.repeat(lanes.of([lane]), count)
+    return {**part, "lane": lane_is, "name": names.of(part["name"]), "category": kinds, "merged": np.ones(count, np.int64)}
 
 
 def _lane(rank: int, stream: int, device: int, many: bool) -> str:

@@ -5,7 +5,8 @@ All times are on the job's clock, from the zero of their step. A stretch is only
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -30,6 +31,18 @@ WAITS, ALL_WAITS = 60, 40_000
 #: Pieces of the critical path of one step.
 PATH = 3000
 _NOT_WORK = ("phase", "annotation")
+#: Code of an axis, starts and ends of a rank's communication along it [ns].
+_Axis = tuple[int, Int64Array, Int64Array]
+
+
+class _Open(NamedTuple):
+    """Intervals [ns] of one rank and step: communication along ``axis`` that nothing hides, or, -1, no work."""
+
+    step: int
+    rank: int
+    axis: int
+    start: Int64Array
+    end: Int64Array
 
 
 def critical(job: Job, zeros: Mapping[int, int]) -> pd.DataFrame:
@@ -77,16 +90,51 @@ def stretches(
     job: Job, zeros: Mapping[int, int], drawn: Mapping[int, Mapping[int, Spans]], shift: Mapping[tuple[int, int], int]
 ) -> pd.DataFrame:
     """Columns COLUMNS. ``drawn[step][rank]`` are spans of ranks to look at, ``shift`` [ns] brings each to the zero of its step."""
-    found = [*_of_matches(job, zeros)]
-    operations = _operations(job, zeros)
+    by_rank, axes = _by_rank(_operations(job, zeros))
+    rows: list[_Open] = []
     for step, ranks in drawn.items():
-        own = operations[operations["step"] == step]
         for rank, spans in ranks.items():
-            found += _of_rank(step, rank, spans, shift[step, rank], own[own["rank"] == rank])
-    frame = pd.concat(found, ignore_index=True) if found else pd.DataFrame({name: [] for name in COLUMNS})
+            rows += _of_rank(step, rank, spans, shift[step, rank], by_rank.get((step, rank), []))
+    frame = pd.concat([*_of_matches(job, zeros), _frame(rows, axes)], ignore_index=True)
     frame["length"] = frame["end_us"] - frame["start_us"]
     frame = frame[frame["length"] > 0].sort_values("length", ascending=False, kind="stable")
     return frame.groupby(["step", "kind"], sort=False).head(TOGETHER)[list(COLUMNS)].reset_index(drop=True)
+
+
+def _by_rank(operations: pd.DataFrame) -> tuple[dict[tuple[int, int], list[_Axis]], list[str]]:
+    """For each (step, rank) its communication along each axis: (code of the axis, starts, ends) from the zero of the step; the axes."""
+    axis, axes = pd.factorize(operations["axis"], sort=True)
+    step, rank, zero = (operations[name].to_numpy(np.int64) for name in ("step", "rank", "zero"))
+    order = np.lexsort((axis, rank, step))
+    keys = np.stack([step[order], rank[order], axis[order].astype(np.int64)])
+    bounds = np.flatnonzero(np.append(True, (keys[:, 1:] != keys[:, :-1]).any(axis=0))) if len(order) else np.zeros(0, np.int64)
+    start, end = ((operations[name].to_numpy(np.int64) - zero)[order] for name in ("start_ns", "end_ns"))
+    found: dict[tuple[int, int], list[_Axis]] = {}
+    for low, high in zip(bounds.tolist(), [*bounds[1:].tolist(), len(order)], strict=False):
+        found.setdefault((int(keys[0, low]), int(keys[1, low])), []).append((int(keys[2, low]), start[low:high], end[low:high]))
+    return found, [str(name) for name in axes]
+
+
+def _frame(rows: Sequence[_Open], axes: Sequence[str]) -> pd.DataFrame:
+    """Columns COLUMNS of what ranks leave open: the EACH longest of every entry."""
+    longest = [np.argsort(row.start - row.end, kind="stable")[:EACH] for row in rows]
+    counts = [len(kept) for kept in longest]
+    start, end = (
+        np.concatenate([np.zeros(0), *(getattr(row, name)[kept] / NS_PER_US for row, kept in zip(rows, longest, strict=True))])
+        for name in ("start", "end")
+    )
+    names = np.array([*axes, ""], dtype=object)
+    return pd.DataFrame(
+        {
+            "step": np.repeat(np.array([row.step for row in rows], np.int64), counts),
+            "kind": np.repeat(np.array([IDLE if row.axis < 0 else EXPOSED for row in rows], dtype=object), counts),
+            "rank": np.repeat(np.array([row.rank for row in rows], np.int64), counts),
+            "axis": names[np.repeat(np.array([row.axis for row in rows], np.int64), counts)],
+            "group": "",
+            "start_us": start,
+            "end_us": end,
+        }
+    )
 
 
 def _operations(job: Job, zeros: Mapping[int, int]) -> pd.DataFrame:
@@ -128,26 +176,15 @@ def _of_matches(job: Job, zeros: Mapping[int, int]) -> list[pd.DataFrame]:
     return parts
 
 
-def _of_rank(step: int, rank: int, spans: Spans, shift: int, operations: pd.DataFrame) -> list[pd.DataFrame]:
+def _of_rank(step: int, rank: int, spans: Spans, shift: int, communication: Sequence[_Axis]) -> list[_Open]:
     """What one rank's device leaves open: communication beside no compute, by axis, and time of no work."""
     codes = {name: code for code, name in enumerate(spans.categories)}
     work = ~np.isin(spans.category, [codes[name] for name in _NOT_WORK if name in codes])
     computes = spans.category == codes["compute"]
     compute, any_work = (union(spans.start[kept] + shift, spans.end[kept] + shift) for kept in (computes, work))
     step_is: IntervalSet = union(np.array([max(0, spans.low + shift)], np.int64), np.array([spans.high + shift], np.int64))
-    idle = subtract(step_is, any_work)
-    found = [_rows(step, IDLE, rank, "", *idle)]
-    for axis, part in operations.groupby("axis", sort=False):
-        start, end = (part[name].to_numpy() - part["zero"].to_numpy() for name in ("start_ns", "end_ns"))
+    found = [_Open(step, rank, -1, *subtract(step_is, any_work))]
+    for axis, start, end in communication:
         _, low, high = segments_outside(start, end, compute)
-        found.append(_rows(step, EXPOSED, rank, str(axis), low, high))
+        found.append(_Open(step, rank, axis, low, high))
     return found
-
-
-def _rows(step: int, kind: str, rank: int, axis: str, start: Int64Array, end: Int64Array) -> pd.DataFrame:
-    """The EACH longest."""
-    longest = np.argsort(start - end, kind="stable")[:EACH]
-    return pd.DataFrame(
-        {"step": step, "kind": kind, "rank": rank, "axis": axis, "group": "", "start_us": start[longest] / NS_PER_US,
-         "end_us": end[longest] / NS_PER_US}
-    )  # fmt: skip
