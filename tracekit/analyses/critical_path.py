@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from tracekit.findings import Finding, Section, StackedBars, Table
-from tracekit.graph.critical import KINDS, critical_path
+from tracekit.graph.critical import KINDS
 from tracekit.graph.study import Study, study_of
 from tracekit.job.model import Job
 from tracekit.schema import Column, table
@@ -80,7 +80,7 @@ def analyze(job: Job) -> CriticalWork:
     if not isinstance(study, Study):
         return CriticalWork(CRITICAL_PATH.empty(), study.reason)
     graph = study.graph
-    path = critical_path(graph)
+    path = study.path
     node = path.node
     operation = graph.operation[node]
     axes = job.operations["axis"].astype("str").to_numpy() if len(job.operations) else np.array([""], dtype=object)

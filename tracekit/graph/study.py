@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tracekit.graph.build import NoGraph, graph_of
+from tracekit.graph.critical import CriticalPath, critical_path
 from tracekit.graph.culprits import Search, culprits_of
 from tracekit.graph.kinds import Kinds, Places, kinds_of, places_of
 from tracekit.graph.slowdown import Slowdown, slowdown_of
@@ -46,6 +47,11 @@ class Study:
     def apart(self) -> StepGraph:
         """The graph with each step by itself."""
         return self.graph.apart()
+
+    @cached_property
+    def path(self) -> CriticalPath:
+        """The chain from the end of the last step back to the begin of the first."""
+        return critical_path(self.graph)
 
     @cached_property
     def slowdowns(self) -> list[Slowdown]:

@@ -13,7 +13,7 @@ import pandas as pd
 
 from tracekit.analyses.timeline.spans import Spans
 from tracekit.collectives.kinds import POINT_TO_POINT
-from tracekit.graph.critical import KINDS, critical_path
+from tracekit.graph.critical import KINDS
 from tracekit.graph.study import Study, study_of
 from tracekit.job.model import Job
 from tracekit.trace.events import Int64Array
@@ -50,7 +50,7 @@ def critical(job: Job, zeros: Mapping[int, int]) -> pd.DataFrame:
     study = study_of(job)
     if not isinstance(study, Study) or len(study.places.ranks) < 2:
         return pd.DataFrame()
-    graph, path = study.graph, critical_path(study.graph)
+    graph, path = study.graph, study.path
     ranks, names, number = graph.rank[path.node], graph.name[path.node], graph.numbers[graph.step[path.node]]
     found = []
     for step, zero in zeros.items():
