@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ _EXAMPLES = """\b
 Examples:
   tracekit query traces/ "SELECT axis, sum(sent_bytes) FROM operations GROUP BY axis"
   tracekit query traces/ --schema
+  tracekit query traces/ "FROM events WHERE category = 'kernel' AND dur_ns > 1e6"
   tracekit query traces/ "SELECT * FROM matches WHERE NOT complete" --format csv
   tracekit query traces/ "FROM kernels ORDER BY total_ns DESC LIMIT 20" -o kernels.parquet
 
@@ -42,7 +44,8 @@ def command(
 ) -> None:
     """Ask SQL of the tables of a job (DuckDB). The statement stands last; - reads it from standard input.
 
-    Tables can only be read, and a statement can reach nothing else: no file, no network.
+    Tables can only be read, and a statement can reach nothing else: no file, no network. The table events has every event of every trace;
+    it is written to a scratch file first, only when the statement names it.
     """
     del verbose
     if not schema and len(given_inputs) < 2:
@@ -72,18 +75,25 @@ def _statement(text: str) -> str:
 def _answer(paths: tuple[str, ...], sql: str, schema: bool, given: dict[str, Any], quiet: bool) -> pd.DataFrame:
     from tracekit import analyses
     from tracekit.cli.progress import reading
-    from tracekit.export import query
+    from tracekit.export import events, query
     from tracekit.export.tables import job_tables
     from tracekit.job.load import load_job
 
+    wanted = not schema and events.mentioned(sql)
+    if wanted and (given["scheduler"] is not None or given["executor"] == "dask"):
+        raise click.UsageError("the table events is read on this machine: its scratch files have to be seen by all readers")
     options = load_options(given)
-    with reading(quiet) as progress:
-        job = load_job(paths, options, analyses.reducers(), progress)
-    tables = job_tables(job, analyses.run(job))
-    if schema:
-        return query.schema(tables)
-    with query.Database(tables, options.memory_limit) as database:
-        return database.ask(sql)
+    with tempfile.TemporaryDirectory(prefix="tracekit-query-") as scratch:
+        reducers = analyses.reducers() | ({events.REDUCER: events.EventSpool(scratch)} if wanted else {})
+        with reading(quiet) as progress:
+            job = load_job(paths, options, reducers, progress)
+        tables = job_tables(job, analyses.run(job))
+        if schema:
+            return query.schema(tables | {"events": events.documented()})
+        with query.Database(tables, options.memory_limit) as database:
+            if wanted:
+                database.add("events", events.gathered(job, scratch))
+            return database.ask(sql)
 
 
 def print_frame(frame: pd.DataFrame) -> None:

@@ -48,6 +48,10 @@ class Database:
             self._connection.register(name, _plain(table.frame))
         self._connection.execute("SET lock_configuration = true")
 
+    def add(self, name: str, table: Any) -> None:
+        """One more table: a dataset of Arrow, which is read piece by piece when a statement asks for it."""
+        self._connection.register(name, table)
+
     def __enter__(self) -> Database:
         return self
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +52,7 @@ class Spool:
     """A reducer that writes into ``folder``, which outlives the reading."""
 
     folder: str
+    scratch: ClassVar[bool] = True
 
     def __call__(self, activity: Activity) -> Spooled:
         """Put the window's slices aside."""

@@ -39,6 +39,7 @@ from tracekit.trace.steps import Steps, find_phases, find_steps, step_times
 #: Who carries out the collectives of torch's process groups.
 _OF_TORCH = (*(backend.rstrip(":") for backend in HOST_BACKENDS), "nccl", "rccl", "nccl_symmetric", "vendor_ccl", "oneccl", "hccl")
 
+#: By the name of the analysis. One that writes files says so by an attribute ``scratch``: its answer is not kept for the next time.
 Reducers = Mapping[str, Callable[[Activity], Any]]
 
 
@@ -61,7 +62,8 @@ _NO_MATTER = {"reducers", "cache", "threads", "progress", "memory_limit"}
 
 def read_window(source: Source, task: Task) -> Window | HangFile | Coverage:
     """The window of one file; its Coverage where nothing of it could be used. Raises MemoryError where memory does not suffice."""
-    if task.cache is None:
+    # What a reducer left in a scratch file is gone the next time: such a window is read again.
+    if task.cache is None or any(getattr(reducer, "scratch", False) for reducer in task.reducers.values()):
         return _read_afresh(source, task)
     settings = [sorted(task.reducers), *(getattr(task, part.name) for part in fields(task) if part.name not in _NO_MATTER)]
     window = window_cache.load(source, settings, task.cache)
