@@ -99,3 +99,16 @@ def test_debug_shows_the_traceback_and_keeps_the_exit_code() -> None:
 def test_a_name_in_an_error_cannot_reach_the_terminal() -> None:
     result = failing(InputError("\x1b[2Jx\ny\u202e.json: empty file"))
     assert result.stderr == "tracekit: ␛[2Jx␊y[U+202E].json: empty file\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["hta", "queue-lenght", "x"], "there is no command 'queue-lenght'; did you mean queue-length?"),
+        (["cache", "infos"], "there is no command 'infos'; did you mean info?"),
+        (["simulate", "pipelines"], "there is no experiment 'pipelines'; did you mean pipeline?"),
+    ],
+)
+def test_a_misspelt_command_below_a_command_comes_with_the_one_that_was_meant(arguments, told):
+    done = run(*arguments)
+    assert done.exit_code == 2 and told in done.output

@@ -123,6 +123,9 @@ def test_the_command_names_its_tables(folder):
     ("arguments", "reason"),
     [
         (["SELECT nope FROM operations"], "nope"),
+        (["SELECT axs FROM operations"], 'Candidate bindings: "axis"'),
+        (["FROM operation"], 'Did you mean "operations"?'),
+        (["."], ". is a folder, and the last argument is the statement"),
         (["SELECT 1", "--format", "parquet"], "-o FILE"),
         (["SELECT 1; SELECT 2"], "2 statements"),
         (["--format", "table", "-o", "x.txt", "SELECT 1"], "a table is for the terminal"),

@@ -198,7 +198,7 @@ def test_a_failed_check_is_loud_and_ends_with_1(fake, tracekit, tmp_path):
         (["pipeline", "--sizes", ",".join("1" * 10_001)], "10001 items are more than"),
         (["pipeline", "-o", "nowhere/at/all.html"], "does not exist"),
         (["pipeline", "-o", "same.x", "--json", "same.x"], "cannot both be written"),
-        (["nothing"], "No such command 'nothing'"),
+        (["nothing"], "there is no experiment 'nothing'"),
     ],
 )
 def test_a_wrong_option_ends_with_2_and_says_why(fake, tracekit, arguments, words):

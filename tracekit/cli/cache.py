@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from tracekit.cli.help import Group
 from tracekit.errors import InputError
 from tracekit.readers.cache_folder import LIMIT_BYTES, clear, default_directory, distrust, usage
 from tracekit.units import format_bytes, plural
@@ -30,7 +31,7 @@ Examples:
 Exit codes: 0 done; 2 the folder cannot be used."""
 
 
-@click.group("cache", epilog=_EXAMPLES)
+@click.group("cache", cls=Group, epilog=_EXAMPLES)
 def command() -> None:
     """Show or clear the cache, which makes a second look at the same traces quick."""
 

@@ -66,10 +66,12 @@ def command(
 
 
 def _suffix(output: str, tables: bool) -> None:
-    known = (".csv", ".parquet", ".xlsx") if tables else (".json", ".json.gz")
-    if not output.endswith(known):
+    known, other = (".csv", ".parquet", ".xlsx"), (".json", ".json.gz")
+    if not tables and output.endswith(known):
+        raise UsageError(f"{output} is the name of a table, and none is named", "--table NAME; --list names them")
+    if not output.endswith(known if tables else other):
         what = "a table" if tables else "a trace (--table NAME writes a table)"
-        raise UsageError(f"{output} does not say how {what} is to be written", f"end the name with {', '.join(known)}")
+        raise UsageError(f"{output} does not say how {what} is to be written", f"end the name with {', '.join(known if tables else other)}")
 
 
 def _read(paths: tuple[str, ...], options: LoadOptions, scratch: str | None, quiet: bool) -> tuple[Job, Mapping[str, Result]]:

@@ -7,6 +7,8 @@ import textwrap
 
 import click
 
+from tracekit.errors import choose
+
 #: An example with a remark behind it.
 _REMARK = re.compile(r"^(\s*\S.*?)\s{3,}(?:#\s)?(\S.*)$")
 #: Words of a command line: what stands in quotes is one, an option and its value are.
@@ -26,6 +28,18 @@ class Context(click.Context):
     """A context whose help fits."""
 
     formatter_class = Formatter
+
+
+class Group(click.Group):
+    """Commands below a command; one that does not exist comes with the one that looks like it."""
+
+    noun = "command"
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, with the names that were likely meant."""
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            raise click.UsageError(f"there is no {self.noun} {args[0][:80]!r}; {choose(args[0], self.list_commands(ctx))}", ctx)
+        return super().resolve_command(ctx, args)
 
 
 def fitted(line: str, width: int) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tracekit.cli.common import OutputFile, job_options, load_options, voice_options
+from tracekit.cli.help import Group
 from tracekit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ Exit codes: 0 done; 2 nothing could be read, an option is wrong, or the
 extra hta is not installed."""
 
 
-@click.group("hta", epilog=_EXAMPLES)
+@click.group("hta", cls=Group, epilog=_EXAMPLES)
 def command() -> None:
     """Run analyses of Holistic Trace Analysis (the package traceinsight) on tracekit's reading: exact times, no second parse."""
 

@@ -15,8 +15,8 @@ import click
 from click.shell_completion import CompletionItem
 
 from tracekit import __version__
-from tracekit.cli.help import Context
-from tracekit.errors import TracekitError, choose
+from tracekit.cli.help import Context, Group
+from tracekit.errors import TracekitError
 from tracekit.report.text import visible
 
 #: Command -> what it does. Its module is ``tracekit.cli.<command>``, which holds a click command called ``command``.
@@ -42,7 +42,7 @@ BAD_INPUT, INTERRUPTED = 2, 130
 LONGEST_LINE = 2000
 
 
-class Tracekit(click.Group):
+class Tracekit(Group):
     """Finds commands in COMMANDS, so that ``--help`` imports none of them, and maps errors to exit codes."""
 
     context_class = Context
@@ -58,12 +58,6 @@ class Tracekit(click.Group):
         command: click.Command = importlib.import_module(f"tracekit.cli.{cmd_name.replace('-', '_')}").command
         command.context_class = Context
         return command
-
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does; a command that does not exist comes with the ones that look like it."""
-        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            raise click.UsageError(f"there is no command {args[0][:80]!r}; {choose(args[0], COMMANDS)}", ctx)
-        return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Commands with what they do, none of them loaded."""

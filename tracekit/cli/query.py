@@ -68,7 +68,10 @@ def _statement(text: str) -> str:
     if len(sql) > LONGEST_SQL:
         raise UsageError("the statement is longer than 100,000 characters", "ask a shorter question")
     if Path(text).is_file() or (text and Path(text).is_dir()):
-        raise UsageError(f"{text} is a file, and the last argument is the statement", "tracekit query PATH... 'SELECT ...'")
+        raise UsageError(
+            f"{text} is a {'folder' if Path(text).is_dir() else 'file'}, and the last argument is the statement",
+            "tracekit query PATH... 'SELECT ...'",
+        )
     return sql
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tracekit.cli.common import OutputFile, ParamType, Stopwatch
-from tracekit.cli.help import Context
+from tracekit.cli.help import Context, Group
 from tracekit.simulate.registry import EXPERIMENTS, ExperimentModule, load
 
 if TYPE_CHECKING:
@@ -33,8 +33,10 @@ Exit codes: 0 done and every figure as it has to be; 1 a figure is not;
 2 an option is wrong."""
 
 
-class Simulate(click.Group):
+class Simulate(Group):
     """Finds experiments in the registry, so that ``--help`` imports none of them."""
+
+    noun = "experiment"
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """Names in the order of the registry."""

@@ -69,7 +69,7 @@ class Database:
                 raise UsageError(f"a statement of the kind {kind} does not read", "tables can only be read: SELECT ... FROM ...")
             return _frame(self._connection.sql(statements[0].query).to_arrow_table())
         except self._engine.Error as error:
-            raise UsageError(_first_line(str(error)), "--schema names the tables and their columns") from None
+            raise UsageError(_reason(str(error)), "--schema names the tables and their columns") from None
 
 
 def _frame(answer: Any) -> pd.DataFrame:
@@ -96,8 +96,11 @@ def _plain(frame: pd.DataFrame) -> pd.DataFrame:
     return found
 
 
-def _first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "DuckDB refused the statement")
+def _reason(text: str) -> str:
+    """What DuckDB says is wrong, with the names that it offers instead; none of its own tables, which nobody means."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    offered = [line for line in lines[1:] if line.startswith(("Did you mean", "Candidate bindings")) and "duckdb_" not in line]
+    return " ".join(lines[:1] + offered[:1]) or "DuckDB refused the statement"
 
 
 def schema(tables: Mapping[str, JobTable]) -> pd.DataFrame:

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from tracekit.analyses.memory.rows import rows_of
-from tracekit.errors import UsageError
+from tracekit.errors import UsageError, choose
 from tracekit.files import write_by
 from tracekit.findings import Finding, Held, Result, of_job
 from tracekit.job.model import Job
@@ -266,7 +266,9 @@ def select(tables: Mapping[str, JobTable], names: Sequence[str]) -> list[JobTabl
         return list(tables.values())
     unknown = [name for name in names if name not in tables]
     if unknown:
-        raise UsageError(f"there is no table {unknown[0]!r}", f"there are {', '.join(tables)}")
+        if unknown[0] == "events":
+            raise UsageError("events are not exported as a table", "tracekit query PATH 'FROM events' -o events.parquet")
+        raise UsageError(f"there is no table {unknown[0][:80]!r}", choose(unknown[0], tables))
     return [tables[name] for name in names]
 
 
