@@ -140,6 +140,7 @@ def test_counters_of_cupti_by_hand(tmp_path):
         (["critical-path", "--annotation", "nothing"], "no critical path"),
         (["cupti-counters"], "no counters of CUPTI"),
         (["queue-length", "--executor", "dask"], "reads on this machine"),
+        (["critical-path", "--annotation", "nothing"], "--annotation names another range"),
     ],
 )
 def test_what_is_not_there_is_said_in_a_line(arguments, reason, tmp_path):

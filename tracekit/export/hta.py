@@ -209,7 +209,8 @@ def critical_path(job: Job, rank: int, annotation: str, instance: int) -> pd.Dat
         done = analysis(job)
         graph, good = done.critical_path_analysis(rank, annotation, instance) or (None, False)
         if graph is None or not good:
-            raise InputError(f"Holistic Trace Analysis finds no critical path of rank {rank} through {annotation!r} number {instance}")
+            problem = f"Holistic Trace Analysis finds no critical path of rank {rank} through {annotation!r} number {instance}"
+            raise InputError(problem, "--annotation names another range of the trace, --instance another one of them (from 0)")
         edges = graph.get_critical_path_breakdown()
     summed = edges.groupby("bound_by", dropna=False)["duration"].agg(["count", "sum"]).reset_index()
     summed.columns = pd.Index(["bound_by", "edges", "duration_us"])
