@@ -73,3 +73,29 @@ def test_a_writer_that_wants_a_path_gets_one_with_the_ending_it_needs(tmp_path: 
     write_by(tmp_path / "trace.json.gz", lambda name: Path(name).write_text(Path(name).suffix), suffix=".json.gz")
     assert (tmp_path / "trace.json.gz").read_text() == ".gz"
     assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.skipif(os.name == "nt", reason="permissions of a group")
+@pytest.mark.parametrize("told", [True, False])
+def test_a_new_file_has_the_mode_of_any_other_and_the_umask_is_never_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: bool
+) -> None:
+    """Also where the system does not tell the umask (``told``): threads of a recorded job make files meanwhile."""
+
+    def silent(path: Path) -> bytes:
+        raise FileNotFoundError(path)
+
+    def is_set(mask: int) -> int:
+        raise AssertionError(f"umask({mask})")
+
+    before = os.umask(0o037)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "umask", is_set)
+            if not told:
+                patch.setattr(Path, "read_bytes", silent)
+            write_atomically(tmp_path / "new", [b"x"])
+    finally:
+        os.umask(before)
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o640
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -68,9 +69,22 @@ def _mode_of(target: Path) -> int:
     try:
         return target.stat().st_mode & 0o777
     except FileNotFoundError:
-        mask = os.umask(0)
-        os.umask(mask)
-        return 0o666 & ~mask
+        return _mode_of_new(target.parent)
+
+
+def _mode_of_new(folder: Path) -> int:
+    """Permissions of a new file in ``folder``. The umask is only looked at: setting it, even for a moment, shows in files that other
+    threads of a recorded job make meanwhile. Where the system does not tell it, an empty file made and removed again does."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        status = Path("/proc/self/status").read_bytes()
+        return 0o666 & ~int(status.split(b"\nUmask:", 1)[1].split(None, 1)[0], 8)
+    probe = folder / f"{SCRATCH_PREFIX}{secrets.token_hex(8)}.tmp"
+    handle = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        return os.fstat(handle).st_mode & 0o777
+    finally:
+        os.close(handle)
+        probe.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
