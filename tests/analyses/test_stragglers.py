@@ -70,6 +70,31 @@ def test_alike_ranks_are_said_to_be_alike() -> None:
     assert (found.id, found.severity) == ("stragglers.none", "info")
 
 
+def between_two(first: list[tuple[float, float]], steps: int = 4) -> Job:
+    """Two ranks with an all-reduce after each of two kernels a step; ``first`` are the durations [us] of both kernels of each rank."""
+    traces = []
+    for rank in range(2):
+        trace = Trace(rank, 2)
+        at = 0.0
+        for number in range(steps):
+            trace.step(1 + number, at, sum(max(times[half] for times in first) + 50 for half in range(2)))
+            for half in range(2):  # the next kernel begins the moment the all-reduce has ended
+                latest, own = max(times[half] for times in first), first[rank][half]
+                trace.kernel(f"gemm_{half}", at, own)
+                trace.collective("allreduce", at + own, latest + 50 - own, group="0", seq=2 * number + half)
+                at += latest + 50
+        traces.append(trace)
+    return job_of(*traces)
+
+
+def test_who_computes_longer_here_and_as_much_less_there_is_no_straggler() -> None:
+    even = stragglers.analyze(between_two([(900, 1500), (1500, 900)])).findings()
+    assert [finding.id for finding in even] == ["stragglers.none"]
+    uneven = stragglers.analyze(between_two([(900, 1500), (1500, 1100)])).findings()
+    assert [(finding.id, finding.subject.ranks) for finding in uneven if finding.subject is not None] == [("stragglers.rank", (1,))]
+    assert "Rank 1 computes 600 us longer a step than its peers where it is slower (200 us in all)" in uneven[0].text
+
+
 def test_waits_are_kept_apart_by_axis() -> None:
     traces = [Trace(rank, 4, groups=mesh_groups(rank)) for rank in range(4)]
     for rank, trace in enumerate(traces):

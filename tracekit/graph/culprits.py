@@ -92,7 +92,11 @@ class _Candidate:
 
 
 def culprits_of(job: Job, graph: StepGraph, kinds: Kinds, places: Places) -> Search:
-    """The causes that a replay confirms, the one that wins most first."""
+    """The causes that a replay confirms, the one that wins most first.
+
+    A rank that needs more than its peers here and as much less there, in compute and in gaps, is none, whatever the first would win: it
+    jitters.
+    """
     loads = loads_of(graph, kinds, places)
     alone = set(without_peers(places).tolist())  # beside ranks that were not read, what they wait for is not known
     measured = Costs(graph.cost, graph.delay, graph.host_lag)
@@ -118,7 +122,8 @@ def culprits_of(job: Job, graph: StepGraph, kinds: Kinds, places: Places) -> Sea
         culprit = Culprit(
             cause.scope, cause.ranks, cause.stage, cause.group, cause.axis, gain, cause.excess_ns, chance, steps, cause.entries
         )
-        (found if chance is None or chance < CHANCE else doubts).append(culprit)
+        evened = cause.scope == "rank" and cause.ranks[0] not in alone and max(loads.net(cause.entries)) <= 0
+        (found if (chance is None or chance < CHANCE) and not evened else doubts).append(culprit)
         if culprit in found[-1:]:
             costs = costs.least(cause.costs)
             now -= gain

@@ -53,6 +53,12 @@ class Loads:
         total: Floats = self.compute_excess + self.gap_excess
         return total
 
+    def net(self, entries: BoolArray) -> tuple[float, float]:
+        """(compute, gaps) of these entries beyond their peers', less what they need less elsewhere [ns]; entries without peers count 0."""
+        pairs = ((self.compute, self.compute_reference), (self.gap, self.gap_reference))
+        compute, gap = (float(np.nansum((own - reference)[entries])) for own, reference in pairs)
+        return compute, gap
+
 
 def _above(own: Floats, reference: Floats) -> Floats:
     above: Floats = np.nan_to_num(np.maximum(own - reference, 0.0))

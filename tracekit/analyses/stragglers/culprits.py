@@ -15,6 +15,10 @@ from tracekit.graph.scenarios import scenario
 from tracekit.graph.study import Study
 from tracekit.units import format_ns, listed, plural, shortened
 
+#: Reasons that are about compute.
+_COMPUTES = ("more_kernels", "slower_kernels", "tokens")
+#: A rank whose excess in all is less than this share of what it is slower by in places is told with both.
+_NEARLY = 0.8
 _ADVICE = {
     "more_kernels": "Find what this rank computes more of: uneven layers or parameters, another code path, evaluation on one rank only.",
     "slower_kernels": "Compare this device's clocks, temperature and power{tool} with its peers'; "
@@ -145,15 +149,34 @@ def _of_stage(reason: Reason, several: bool) -> str:
     return f"it runs {reason.factor:.2f} times as many kernels" if reason.factor > 1 else "it holds more work"
 
 
+def _beyond(study: Study, culprit: Culprit, reason: Reason) -> tuple[float, float]:
+    """(what the culprit's work of this kind takes more than its peers' where it is slower, the same in all) of a step [ns]."""
+    loads, share = study.search.loads, study.graph.steps * len(culprit.ranks)
+    if reason.kind not in (*_COMPUTES, "host", "gap"):
+        return culprit.excess_ns, culprit.excess_ns
+    computes = reason.kind in _COMPUTES
+    excess = loads.compute_excess if computes else loads.gap_excess
+    return float(excess[culprit.entries].sum()) / share, loads.net(culprit.entries)[0 if computes else 1] / share
+
+
 def _of_rank(study: Study, culprit: Culprit, reason: Reason, who: str, span: str) -> str:
-    more = format_ns(min(culprit.excess_ns, study.search.step_ns))
-    longer, later = f"{more} longer {span} than its peers", f"{more} later {span} than its peers'"
+    above, in_all = _beyond(study, culprit, reason)
+    if in_all <= 0:
+        what = "computes longer" if reason.kind in _COMPUTES else "is held up longer between operators"
+        return f"{who} {what} than its peers in some places of {span}, {format_ns(above)} in all, and as much less long in others."
+    more = format_ns(min(above, study.search.step_ns))
+    where = f" where it is slower ({format_ns(in_all)} in all)" if in_all < _NEARLY * above else ""
+    computes = f"computes {more} longer {span} than its peers{where}"
+    if above < _NEARLY * culprit.excess_ns:  # the rest of what the replay takes away are gaps
+        computes = f"needs {format_ns(min(culprit.excess_ns, study.search.step_ns))} longer {span} than its peers where it is slower, "
+        computes += f"{more} of it in compute"
+    longer, later = f"{more} longer {span} than its peers{where}", f"{more} later {span} than its peers'{where}"
     if reason.kind == "more_kernels":
-        return f"{who} computes {longer}: it runs {reason.factor:.2f} times as many kernels."
+        return f"{who} {computes}: it runs {reason.factor:.2f} times as many kernels."
     if reason.kind == "slower_kernels":
-        return f"{who} computes {longer}: the same kernels take {reason.factor:.2f} times as long there{_examples(reason)}."
+        return f"{who} {computes}: the same kernels take {reason.factor:.2f} times as long there{_examples(reason)}."
     if reason.kind == "tokens":
-        return f"{who} computes {longer}, in kernels that depend on its tokens{_examples(reason)}: its experts get more of them."
+        return f"{who} {computes}, in kernels that depend on its tokens{_examples(reason)}: its experts get more of them."
     if reason.kind == "host":
         return f"The host of {who[0].lower()}{who[1:]} launches its work {later}{_doing(reason)}."
     if reason.kind == "pause":
