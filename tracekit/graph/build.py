@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tracekit.graph.blocks import Blocks
 from tracekit.graph.local import NO_PIECE, LocalWork
 from tracekit.graph.replay import causal_order
 from tracekit.graph.stages import stages_of
@@ -115,7 +116,7 @@ def _joined(job: Job, parts: list[tuple[int, int, LocalWork]], numbers: Int64Arr
     columns: dict[str, list[npt.NDArray[Any]]] = {}
     pairs: list[tuple[Int64Array, Int64Array, Int8Array]] = []
     names: dict[str, int] = {}
-    offset, rows_of, blocks = 0, _OperationRows(job), stages_of(job).codes
+    offset, rows_of, numbered = 0, _OperationRows(job), stages_of(job)
     for rank, index, work in parts:
         step = np.searchsorted(numbers, work.numbers)
         there = (step < len(numbers)) & (numbers[np.minimum(step, len(numbers) - 1)] == work.numbers)
@@ -134,7 +135,7 @@ def _joined(job: Job, parts: list[tuple[int, int, LocalWork]], numbers: Int64Arr
             "stream": work.stream,
             "work": work.work,
             "phase": work.phase,
-            "piece": _pieces(work, blocks.get(index)),
+            "piece": _pieces(work, numbered.blocks.get(index), numbered.codes.get(index)),
             "name": codes[work.name],
             "operation": operation.astype(np.int32),
             "doing": np.where(work.doing >= 0, codes[np.maximum(work.doing, 0)], -1).astype(np.int32),
@@ -151,11 +152,11 @@ def _joined(job: Job, parts: list[tuple[int, int, LocalWork]], numbers: Int64Arr
     return _graph(job, table, (source, target, kind), begin, numbers, list(names), all(work.synced for _, _, work in parts), notes)
 
 
-def _pieces(work: LocalWork, codes: Int64Array | None) -> Int64Array:
+def _pieces(work: LocalWork, blocks: Blocks | None, codes: Int64Array | None) -> Int64Array:
     """The piece of each node, by the ranges around it, else by its block."""
-    if codes is None or work.blocks is None:
+    if codes is None or blocks is None:
         return work.piece
-    return np.where(work.blocks.of_node >= 0, np.append(codes, NO_PIECE)[work.blocks.of_node], NO_PIECE)
+    return np.where(blocks.of_node >= 0, np.append(codes, NO_PIECE)[blocks.of_node], NO_PIECE)
 
 
 def _begins(job: Job, parts: list[tuple[int, int, LocalWork]], number: int) -> list[int]:
