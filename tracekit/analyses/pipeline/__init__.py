@@ -94,8 +94,10 @@ class Pipeline:
 
     @cached_property
     def stages(self) -> pd.DataFrame:
-        """Table STAGES."""
-        means, trains = mean_durations(self.pieces), self.summary is not None and self.summary.schedule != "forward_only"
+        """Table STAGES; empty where no piece is known by its stage."""
+        if self.summary is None or not self.summary.numbered:
+            return STAGES.empty()
+        means, trains = mean_durations(self.pieces), self.summary.schedule != "forward_only"
         late, early = (in_flight(self.pieces, "stage", until) for until in (True, False))
         share = (self.runs["bubble_ns"] / self.runs["run_ns"]).where(self.runs["run_ns"] > 0)
         by_rank = share.groupby(self.runs["rank"]).mean()
@@ -117,7 +119,7 @@ class Pipeline:
         keys = ["rank", "step", "turn", "for_stage"]
         waited = self.gaps[self.gaps["waited"] > 0].groupby(keys, as_index=False)["waited"].sum()
         for row in rows:
-            row["waiting_for_stage_us"] = None if row["run_us"] is None else {}
+            row["waiting_for_stage_us"] = None if row["waiting_us"] is None else {}
         place = {(row["rank"], row["step"], row["turn"]): row["waiting_for_stage_us"] for row in rows}
         for rank, step, turn, stage, ns in zip(*(waited[name].tolist() for name in [*keys, "waited"]), strict=True):
             row = place[rank, known(step), turn]
@@ -128,7 +130,7 @@ class Pipeline:
 
 def _by_number(stages: list[dict[str, Any]], key: str) -> dict[int, int] | None:
     counts = {row["stage"]: row[key] for row in stages}
-    return None if None in counts.values() else counts
+    return None if not counts or None in counts.values() else counts
 
 
 @once
@@ -155,5 +157,6 @@ def _reason(job: Job, left_out: int) -> str:
 
 def _unnumbered(job: Job) -> str:
     """Why messages do not show it either."""
-    why = stages_of(job).reason
+    found = stages_of(job)
+    why = found.reason or ("" if found.parts else "nothing that was recorded tells forward from backward (operators do)")
     return f", and messages alone do not tell it: {why}. Record with tracekit" if why else ": record with tracekit"

@@ -77,7 +77,7 @@ def _above(summary: Summary, known: pd.DataFrame) -> list[Finding]:
 
 def _unequal(summary: Summary, gaps: pd.DataFrame) -> list[Finding]:
     """Ranks of one pipeline whose work for a micro-batch differs."""
-    work = rank_work(gaps)
+    work = rank_work(gaps, summary.micro_batches)
     if len(work) < 2 or work["work_ns"].mean() <= 0:
         return []
     mean, most = float(work["work_ns"].mean()), float(work["work_ns"].max())
@@ -95,10 +95,9 @@ def _unequal(summary: Summary, gaps: pd.DataFrame) -> list[Finding]:
     return [Finding("pipeline.unequal_stages", severity, text, above, "share above mean", evidence, advice, excess)]
 
 
-def rank_work(gaps: pd.DataFrame) -> pd.DataFrame:
+def rank_work(gaps: pd.DataFrame, batches: int) -> pd.DataFrame:
     """``stages`` (those that one rank holds) and ``work_ns``, its mean work for one micro-batch; one row a place in the pipeline."""
     held = {rank: tuple(sorted(own.tolist())) for rank, own in gaps.groupby("rank")["stage"].unique().items()}
-    batches = gaps["micro_batch"].max() + 1
     work = gaps.assign(length=gaps["end_ns"] - gaps["start_ns"], stages=gaps["rank"].map(held))
     total = work.groupby(["rank", *RUN])["length"].sum().groupby("rank").mean() / batches
     frame = pd.DataFrame({"stages": [held[rank] for rank in total.index], "work_ns": total.to_numpy()})

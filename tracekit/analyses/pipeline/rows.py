@@ -39,6 +39,7 @@ PIECES = table(
     ("end_ns", "int64", "ns", "its end, aligned; NULL"),
 )
 NOT_ALIGNED = "the clocks of the hosts are not aligned, or the first stage was not read"
+NOT_NUMBERED = f"{NOT_ALIGNED}; or nothing tells which stage and micro-batch a piece of work is"
 RUNS = table(
     "pipeline_runs",
     Column("rank", "int32", "", "global rank", "", "rank"),
@@ -49,8 +50,8 @@ RUNS = table(
     Column("run_ns", "int64", "ns", "the whole run on all ranks of the pipeline: `busy_us` + `bubble_us`", "", "run_us", NOT_ALIGNED),
     Column("bubble_ns", "int64", "ns", "the sum of the parts that follow, exactly in nanoseconds", "", "bubble_us", NOT_ALIGNED),
     Column("fill_ns", "int64", "ns", "before the rank's first piece", "", "fill_us", NOT_ALIGNED),
-    Column("waiting_ns", "int64", "ns", "another stage had not finished what comes next", "", "waiting_us", NOT_ALIGNED),
-    Column("other_ns", "int64", "ns", "messages, the host and everything else", "", "other_us", NOT_ALIGNED),
+    Column("waiting_ns", "int64", "ns", "another stage had not finished what comes next", "", "waiting_us", NOT_NUMBERED),
+    Column("other_ns", "int64", "ns", "messages, the host and everything else", "", "other_us", NOT_NUMBERED),
     Column("drain_ns", "int64", "ns", "behind the rank's last piece", "", "drain_us", NOT_ALIGNED),
 )
 _NO_PIECE, _NO_BACKWARD = "the stage has no such pieces", "no backward was recorded"
@@ -96,7 +97,7 @@ def pieces_of(job: Job, analysis: str, axis: str) -> tuple[pd.DataFrame, int, bo
     stage_of = places(job, axis)
     parts, devices = [], []
     ranges = [(rank, index, found) for rank, index, found in job.reduced(analysis) if found is not None]
-    for rank, index, found in ranges or _by_messages(job):
+    for rank, index, found in ranges or _by_messages(job, stage_of):
         named = np.where(found.stage == NO_STAGE, stage_of.get(rank, NO_STAGE), found.stage)
         found = found.where(named != NO_STAGE)
         if len(found.stage):
@@ -116,15 +117,21 @@ def pieces_of(job: Job, analysis: str, axis: str) -> tuple[pd.DataFrame, int, bo
     return PIECES.frame({name: frame[name] for name in PIECES.names}).reset_index(drop=True), left_out, all(devices)
 
 
-def _by_messages(job: Job) -> list[tuple[int, int, Pieces]]:
-    """The same of a job whose ranges name no pieces: what its messages show."""
+def _by_messages(job: Job, stage_of: dict[int, int]) -> list[tuple[int, int, Pieces]]:
+    """The same of a job whose ranges name no pieces: what its messages show.
+
+    Where they show no numbers the micro-batch is NULL and the stage its rank's place: what is left is when each rank works.
+    """
     numbered, result = stages_of(job), []
-    for rank, index, own in numbered.parts:
+    for rank, index, own in numbered.parts if numbered.batches else ():
         if index in numbered.codes:
             code, batch = np.divmod(numbered.codes[index], 10**6)
             stage, kind = np.divmod(code, len(KINDS))
-            turn = np.zeros(len(code), np.int64)
-            result.append((rank, index, Pieces(stage, kind, batch, own.step, turn, own.start, own.end, not job.windows[index].on_cpu)))
+        else:
+            kind, batch = np.where(own.forward, FORWARD, BACKWARD), np.full(len(own.step), NULL)
+            stage = np.full(len(own.step), stage_of.get(rank, NO_STAGE))
+        turn = np.zeros(len(kind), np.int64)
+        result.append((rank, index, Pieces(stage, kind, batch, own.step, turn, own.start, own.end, not job.windows[index].on_cpu)))
     return result
 
 
@@ -134,11 +141,19 @@ def _frame(job: Job, rank: int, index: int, found: Pieces, stage: Any) -> pd.Dat
     return pd.DataFrame({"rank": rank, **same, "stage": stage, "start_ns": start, "end_ns": end})
 
 
+def is_numbered(pieces: pd.DataFrame) -> bool:
+    """Whether pieces say which micro-batch they are of."""
+    return not len(pieces) or int(pieces["micro_batch"].iat[0]) != NULL
+
+
 def _whole(frame: pd.DataFrame) -> Any:
     """Whether each row belongs to a run that its rank recorded whole.
 
-    Every stage has the forward of every micro-batch, its backward too if any run of the rank has one, and a W for every I.
+    Every stage has the forward of every micro-batch, its backward too if any run of the rank has one, and a W for every I. Pieces without
+    numbers are those of whole steps.
     """
+    if not is_numbered(frame):
+        return np.ones(len(frame), np.bool_)
     kind = pd.get_dummies(frame["kind"]).reindex(columns=range(len(KINDS)), fill_value=False).astype(np.int64)
     count = kind.groupby([frame[c] for c in [*_RANK_TURN, "stage"]]).sum()
     batches = frame.groupby(_RANK_TURN)["micro_batch"].max() + 1
@@ -183,6 +198,7 @@ def gaps_of(pieces: pd.DataFrame) -> pd.DataFrame:
     works = np.maximum(end - np.where(first, start, np.maximum(start, before)), 0)
     forward = timed["kind"].to_numpy() == FORWARD
     needs = np.where(forward, timed["stage"] - 1, np.where(timed["kind"] == WEIGHT, NO_STAGE, timed["stage"] + 1))
+    needs = np.where(timed["micro_batch"] == NULL, NO_STAGE, needs)
     timed = timed.assign(before=before, gap=gap, works=works, forward=forward, for_stage=needs)
     ready = _ready(timed)
     waited = np.where(ready == NULL, 0, np.clip(np.minimum(ready, start) - np.where(first, start, before), 0, gap))
@@ -224,6 +240,8 @@ def runs_of(gaps: pd.DataFrame, aligned: bool) -> pd.DataFrame:
     }
     begins = aligned & (whole["stage"].transform("min") == 0).to_numpy()
     measured = {name: np.where(begins, value.to_numpy(), NULL) for name, value in columns.items()}
+    if not is_numbered(gaps):  # what a piece waits for is not known
+        measured |= {name: np.full(len(own), NULL) for name in ("waiting_ns", "other_ns")}
     keys = own.index.to_frame(index=False)
     return RUNS.frame({**{c: keys[c] for c in _RANK_RUN}, "busy_ns": own["busy"].to_numpy(), **measured})
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from tracekit.analyses.pipeline.order import UNKNOWN, replayed_share, schedule_of
 from tracekit.analyses.pipeline.ranges import KINDS
-from tracekit.analyses.pipeline.rows import orders_of
+from tracekit.analyses.pipeline.rows import is_numbered, orders_of
 from tracekit.errors import UsageError
 from tracekit.estimate.pipeline import bubble_share, wall_bubble_share
 from tracekit.graph.stages import stages_of
@@ -26,7 +26,8 @@ class Summary:
 
     ``measured``: mean over ranks and runs. ``ideal``: of the schedule with equal stages and messages that take no time, from ``ideal_from``
     (closed form, or a replay of the order of work). ``equal``, ``replayed``: the order of work replayed with equal stages, and with the
-    mean duration of every stage's pieces. ``ideal_twice``: the ideal with twice the micro-batches.
+    mean duration of every stage's pieces. ``ideal_twice``: the ideal with twice the micro-batches. ``numbered``: each piece is known by
+    stage and micro-batch; else only when each rank works.
     """
 
     schedule: str
@@ -46,10 +47,13 @@ class Summary:
     equal: float | None
     replayed: float | None
     notes: tuple[str, ...]
+    numbered: bool = True
 
 
 def summary_of(job: Job, axis: str, pieces: pd.DataFrame, runs: pd.DataFrame, left_out: int, on_device: bool) -> Summary:
     """Bring together what the manifests say and what the pieces of work show."""
+    if not is_numbered(pieces):
+        return _unnumbered(job, axis, pieces, runs, left_out, on_device)
     said, orders, named = _said(job), next(orders_of(pieces)), not stages_of(job).codes
     held = [{piece.stage for piece in own} for own in orders.values()]
     seen, virtual = set[int]().union(*held), max(map(len, held))
@@ -86,6 +90,33 @@ def summary_of(job: Job, axis: str, pieces: pd.DataFrame, runs: pd.DataFrame, le
         equal=equal,
         replayed=replayed,
         notes=(*_about_schedule(recorded, by_order, why), *_about_ranges(named), *_about_gaps(stages, seen, left_out, job.clock.aligned)),
+    )
+
+
+def _unnumbered(job: Job, axis: str, pieces: pd.DataFrame, runs: pd.DataFrame, left_out: int, on_device: bool) -> Summary:
+    """What is known where no piece of work has a number: how many micro-batches pass, and when each rank works."""
+    found, ranks = stages_of(job), int(pieces["stage"].max()) + 1
+    known = runs[(runs["run_ns"] != NULL) & (runs["run_ns"] > 0)]
+    why = f"which stage and micro-batch a rank works on is not told: {found.reason}. Record with tracekit to see it"
+    return Summary(
+        schedule=found.schedule or UNKNOWN,
+        source="order of compute and messages",
+        axis=axis,
+        stages=ranks * found.held,
+        ranks=ranks,
+        virtual=found.held,
+        micro_batches=found.batches,
+        replicas=int(pieces["replica"].max()) + 1,
+        runs=len(pieces[["step", "turn"]].drop_duplicates()),
+        on_device=on_device,
+        measured=float((known["bubble_ns"] / known["run_ns"]).mean()) if len(known) else None,
+        ideal=None,
+        ideal_from="",
+        ideal_twice=None,
+        equal=None,
+        replayed=None,
+        notes=(why, *_about_gaps(ranks, set(pieces["stage"].tolist()), left_out, job.clock.aligned)),
+        numbered=False,
     )
 
 
