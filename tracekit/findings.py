@@ -48,11 +48,12 @@ class Finding:
     subject: Subject = Subject()
     consequences: tuple[str, ...] = ()
     absorbs: tuple[str, ...] = ()  # ids of findings that only tell of its consequences: their sentences stand under it
+    under: tuple[str, ...] = ()  # ids of findings, if there are any, of which this one only tells a consequence
 
 
 def merged(findings: Iterable[Finding]) -> list[Finding]:
     """One finding a cause: what a finding absorbs becomes its consequence. Of several that absorb one id the first does."""
-    left = list(findings)
+    left = _placed_under(list(findings))
     result: list[Finding] = []
     taken: set[str] = set()
     for finding in left:
@@ -61,6 +62,13 @@ def merged(findings: Iterable[Finding]) -> list[Finding]:
         taken |= wanted
         result.append(replace(finding, consequences=(*finding.consequences, *told)) if told else finding)
     return [finding for finding in result if finding.id not in taken]
+
+
+def _placed_under(findings: list[Finding]) -> list[Finding]:
+    """Findings that say themselves of which they are a consequence are absorbed by it."""
+    ids = {finding.id for finding in findings}
+    homes = {finding.id: next((home for home in finding.under if home in ids), "") for finding in findings if finding.under}
+    return [replace(f, absorbs=(*f.absorbs, *(own for own, home in homes.items() if home == f.id))) for f in findings]
 
 
 #: How findings begin that stand before all others: a job that failed, then data that cannot be trusted.

@@ -21,6 +21,7 @@ IN_FLIGHT = {"gpipe": [8, 8, 8, 8], "1f1b": [4, 3, 2, 1], "interleaved_1f1b": [8
 
 def told(job, folder):
     """The JSON document of a made-up job."""
+    folder.mkdir(exist_ok=True)
     job.write(folder)
     read = load_job([str(folder)], LoadOptions(), analyses.reducers())
     return document(read, analyses.run(read))
@@ -62,9 +63,27 @@ def test_messages_show_the_schedule_where_no_range_names_it(schedule: str, tmp_p
     assert list(found["in_flight_peak"].values()) == IN_FLIGHT[schedule]
 
 
-@pytest.mark.parametrize(("schedule", "reason"), [("zb_h1", "runs in two parts (a zero-bubble schedule)"), ("zbv", "lie in a V (ZBV")])
-def test_what_messages_do_not_show_is_said(schedule: str, reason: str, tmp_path: Path) -> None:
-    assert reason in told(PipelineJob(shape(schedule, named=False)), tmp_path)["not_measured"]["pipeline"]
+def test_the_two_parts_of_a_backward_are_told_apart_by_messages(tmp_path: Path) -> None:
+    found = told(PipelineJob(shape("zb_h1", named=False)), tmp_path)["pipeline"]
+    assert (found["schedule"], found["microbatches"]) == ("zb_h1", 8)
+    assert found["bubble_share"]["measured"] == pytest.approx(3 / 27, abs=0.005)  # (p-1)(f+b-w) beside m (f+b+w), all three alike
+    assert list(found["in_flight_peak"].values()) == [4, 4, 4, 4]
+    assert list(found["in_flight_until_input_peak"].values()) == [4, 3, 2, 1]
+
+
+def test_a_bubble_is_measured_where_messages_show_no_numbers(tmp_path: Path) -> None:
+    named, bare = (told(PipelineJob(shape("zbv", named=named)), tmp_path / str(named))["pipeline"] for named in (True, False))
+    assert (bare["schedule"], bare["microbatches"], bare["stages"], bare["stages_per_rank"]) == ("zbv", 8, 8, 2)
+    assert bare["bubble_share"]["measured"] == pytest.approx(named["bubble_share"]["measured"], abs=0.005)
+    assert bare["bubble_share"]["ideal"] is None and bare["in_flight_peak"] is None and bare["by_stage"] == []
+    assert {row["waiting_us"] for row in bare["by_rank"]} == {None}
+    assert "lie in a V (ZBV" in bare["notes"][0]
+
+
+def test_the_waits_of_a_pipeline_are_told_with_its_bubble(tmp_path: Path) -> None:
+    found = {finding["id"]: finding for finding in told(PipelineJob(shape("1f1b")), tmp_path)["findings"]}
+    assert "overlap.exposed" not in found
+    assert any(text.startswith("Exposed communication") for text in found["pipeline.bubble"]["consequences"])
 
 
 def test_a_slow_stage_is_found_without_ranges(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ from tracekit.analyses._common import (
 )
 from tracekit.analyses._prefetch import Unprefetched, compute_before, unprefetched
 from tracekit.analyses._ring import ring_findings, ring_hops
+from tracekit.collectives.purpose import role_of_axis
 from tracekit.findings import Chart, Finding, Heatmap, Section, StackedBars, Subject, Table
 from tracekit.job.activity import Activity, Work
 from tracekit.job.model import Job
@@ -118,6 +119,8 @@ _PREFETCH = (
     "(without them it needs a host that runs ahead of the device), FSDP1 forward_prefetch=True and backward_prefetch=BACKWARD_PRE, "
     "DeepSpeed stage3_prefetch_bucket_size."
 )
+#: Exposed communication of which more than this share is a pipeline's is told with its bubble.
+_MOSTLY = 0.7
 _GENERAL_ADVICE = "Start communication earlier and on a stream of its own, or give it less to move: larger buckets, a smaller element type."
 
 
@@ -219,10 +222,25 @@ class Overlap:
         text = f"Exposed communication: {format_ns(exposed)} {of} ({share:.0%}){most}; {hidden:.0%} of all is overlapped."
         advice = _advice(worst, self.gathers) if worst else _GENERAL_ADVICE
         subject = Subject(axis=worst if worst and worst != UNKNOWN_AXIS else None)
-        absorbs = ("overlap.exposed_axis",)
+        absorbs, under = ("overlap.exposed_axis",), ("pipeline.bubble",) if self._of_pipeline(worst, axes, exposed) else ()
         return Finding(
-            "overlap.exposed", severity, text, share, "ratio of step", evidence, advice, int(exposed), subject=subject, absorbs=absorbs
+            "overlap.exposed",
+            severity,
+            text,
+            share,
+            "ratio of step",
+            evidence,
+            advice,
+            int(exposed),
+            subject=subject,
+            absorbs=absorbs,
+            under=under,
         )
+
+    @staticmethod
+    def _of_pipeline(worst: str, axes: pd.DataFrame, exposed: float) -> bool:
+        """Whether what is exposed is the waiting of a pipeline's stages for each other: its bubble."""
+        return role_of_axis(worst) == "pipeline" and float(axes["exposed_ns"][worst]) > _MOSTLY * exposed
 
     def _axes(self, step: float, span: str) -> list[Finding]:
         means = self._mean_by_axis()

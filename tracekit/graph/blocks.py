@@ -76,6 +76,9 @@ def blocks_of(activity: Activity, rows: Int64Array, step: Int64Array, phase: Int
     begins = np.ones(len(number), np.bool_) if activity.on_cpu else behind_message(activity, number, *times)
     np.minimum.at(start, number[begins], times[0][begins])
     np.maximum.at(end, number, times[1])
+    if not activity.on_cpu:
+        tail = exchanged_inside(activity)[rows[nodes]] & (of_node[nodes] >= 0)
+        np.maximum.at(end, of_node[nodes[tail]], device.end[rows[nodes[tail]]])
     return Blocks(of_node, opened[1], forward[kept], start, end, _sends(opened[0], called_at[sent]))
 
 
@@ -131,6 +134,17 @@ def of_pipeline(activity: Activity, kinds: tuple[str, ...]) -> BoolArray:
     if other:
         ours = ours & ~((group >= 0) & np.array(other, np.bool_)[np.maximum(group, 0)])
     return ours
+
+
+def exchanged_inside(activity: Activity) -> BoolArray:
+    """Device work that is communication along an axis inside a stage: what a piece of work ends with, it has not done before."""
+    roles = [role_of_axis(axis_of_description(group.description)) for group in activity.groups]
+    inside = np.array([role in ("tensor", "context", "expert") for role in roles] + [False], np.bool_)
+    group = activity.operations["group"].to_numpy(np.int64)
+    ours = np.append(inside[np.where(group >= 0, group, -1)], False)
+    operation = activity.device.operation
+    found: BoolArray = (operation >= 0) & ours[operation]
+    return found
 
 
 def on_main_stream(device: DeviceWork) -> BoolArray:

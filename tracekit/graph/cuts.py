@@ -46,7 +46,7 @@ def alike(size: Int64Array, total: int) -> Int64Array | None:
         return None
     each = size.sum() / total
     count = np.maximum(np.rint(size / each), 1).astype(np.int64)
-    fits = count.sum() == total and (np.abs(size - count * each) <= _UNLIKE * each * np.sqrt(count)).all()
+    fits = count.sum() == total and (np.abs(size - count * each) <= _UNLIKE * each).all()
     return count if fits else None
 
 
@@ -60,7 +60,7 @@ def cut_at(blocks: Blocks, cut: Cut, start: Int64Array, end: Int64Array, work: I
     # What is between two kernels belongs to the first of them; what is before a block's first kernel to that one.
     place = np.cumsum(computes) - 1
     first = np.searchsorted(blocks.of_node[inside], np.arange(len(blocks.step)))
-    before = np.cumsum(computes)[first] - computes[first]
+    before: Int64Array = np.cumsum(computes)[first] - computes[first]
     place = np.maximum(place, before[blocks.of_node[inside]])
     piece = np.searchsorted(np.cumsum(cut.kernels), place, side="right")
     of_node = np.full_like(blocks.of_node, -1)

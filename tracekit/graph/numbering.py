@@ -1,9 +1,9 @@
 """Which stage and micro-batch each block of a pipeline's work is, where every rank's blocks and the number of micro-batches are known.
 
 Micro-batches pass in order: n-th forward with n-th micro-batch where a rank holds one stage. With several (v), rounds of p micro-batches
-pass through one stage after the other (interleaved), or all of them where every forward comes before the first backward (looped). A backward
-in two parts (zero bubble) has m parts behind which the gradient of the input is sent; what no message follows is m parts for the weights.
-The first place sends no gradient: each of its blocks begins with the part for the input, as long as on the other ranks.
+pass through one stage after the other (interleaved), or all of them where every forward comes before the first backward (looped). A
+backward in two parts (zero bubble) has m parts behind which the gradient of the input is sent; what no message follows is m parts for the
+weights. The first place sends no gradient: each of its blocks begins with the part for the input, as long as on the other ranks.
 """
 
 from __future__ import annotations

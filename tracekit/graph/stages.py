@@ -86,7 +86,9 @@ def stages_of(job: Job) -> Numbered:
 
 
 def _number(job: Job, found: Sequence[tuple[int, int, LocalWork]]) -> Numbered:
-    parts = [(rank, index, replace(work.blocks, step=work.numbers[work.blocks.step])) for rank, index, work in found if work.blocks is not None]
+    parts = [
+        (rank, index, replace(work.blocks, step=work.numbers[work.blocks.step])) for rank, index, work in found if work.blocks is not None
+    ]
     place = places(job, axis_of(job))
     whole = [part for part in parts if part[0] in place]
     size = len({place[rank] for rank, _, _ in whole})

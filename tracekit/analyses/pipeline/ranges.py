@@ -4,10 +4,10 @@ Ranges named ``PP:0F3`` (stage 0, forward, micro-batch 3) are written by torch f
 for all. torch's GPipe schedule writes ``Forward 3`` and ``Backward 3``, which name no stage; they count where there is no ``PP:`` range.
 
 A range also holds time in which its rank does not work. On a GPU a piece lasts from the start of the first to the end of the last compute
-kernel that was launched inside its range, on the stream that computes most: what FSDP packs and gathers beside it is not the stage's. What
-that stream does before it waits for the piece's message (parameters unpacked ahead) does not begin the piece. On the CPU the range is
-cut at both ends: before its first operator by the time in which a receive is open, behind its last operator by the time in which a send
-is open.
+kernel that was launched inside its range, on the stream that computes most: what FSDP packs and gathers beside it is not the stage's, a
+collective inside the stage (tensor, context, expert parallel) that ends later is. What the stream does before it waits for the piece's
+message (parameters unpacked ahead) does not begin the piece. On the CPU the range is cut at both ends: before its first operator by the
+time in which a receive is open, behind its last operator by the time in which a send is open.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from tracekit.graph.blocks import behind_message, of_pipeline, on_main_stream
+from tracekit.graph.blocks import behind_message, exchanged_inside, of_pipeline, on_main_stream
 from tracekit.job.activity import Activity, Work
 from tracekit.notes import note
 from tracekit.trace import intervals
@@ -113,19 +113,29 @@ def _on_device(activity: Activity, pieces: Pieces) -> Pieces:
     """Pieces with the times of what was launched inside them; by the host's clock where most of them launched nothing."""
     device = activity.device
     works = (device.work == Work.COMPUTE) & (device.launch_ts != NULL) & on_main_stream(device)
-    piece = np.searchsorted(pieces.start, device.launch_ts[works], side="right") - 1
-    inside = (piece >= 0) & (device.launch_ts[works] < pieces.end[np.maximum(piece, 0)])
+    piece, inside = _around(pieces, device.launch_ts[works])
     start = np.full(len(pieces.start), np.iinfo(np.int64).max)
     end = np.full(len(pieces.start), NULL)
     kernels = (piece[inside], device.start[works][inside], device.end[works][inside])
     chosen = behind_message(activity, *kernels)
     np.minimum.at(start, kernels[0][chosen], kernels[1][chosen])
     np.maximum.at(end, kernels[0], kernels[2])
+    exchanged = exchanged_inside(activity) & (device.launch_ts != NULL)
+    piece, inside = _around(pieces, device.launch_ts[exchanged])
+    inside &= end[np.maximum(piece, 0)] != NULL
+    np.maximum.at(end, piece[inside], device.end[exchanged][inside])
     worked = end != NULL
     if worked.sum() * 2 <= len(worked):
         activity.coverage.note(note("stages_on_host"))
         return pieces
     return replace(pieces, start=np.where(worked, start, NULL), end=end, on_device=True)
+
+
+def _around(pieces: Pieces, called: Int64Array) -> tuple[Int64Array, BoolArray]:
+    """(the piece that began last before each call, whether the call lies inside it)."""
+    piece = np.searchsorted(pieces.start, called, side="right") - 1
+    inside: BoolArray = (piece >= 0) & (called < pieces.end[np.maximum(piece, 0)])
+    return piece, inside
 
 
 def _on_host(activity: Activity, pieces: Pieces) -> Pieces:

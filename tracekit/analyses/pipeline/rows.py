@@ -143,7 +143,7 @@ def _frame(job: Job, rank: int, index: int, found: Pieces, stage: Any) -> pd.Dat
 
 def is_numbered(pieces: pd.DataFrame) -> bool:
     """Whether pieces say which micro-batch they are of."""
-    return not len(pieces) or int(pieces["micro_batch"].iat[0]) != NULL
+    return bool((pieces["micro_batch"] != NULL).all())
 
 
 def _whole(frame: pd.DataFrame) -> Any:
