@@ -114,16 +114,21 @@ SENTENCES: dict[str, str | Callable[[Detail], str]] = {
     "rank_of_same_claim": "{source} gives {one} and {other} the same rank {before}; rank {after} of this file was taken from {better}",
     "rank_not_believed": "{source} says rank {before}; rank {after} of this file was taken from {better}",
     "one_process": "the rank is not recorded and there is nothing to tell it from: taken for rank 0 of a job of one process",
-    "rank_unknown": "its rank is unknown (no distributedInfo, no rank in its name, no collective on the default group), "
+    "world_too_small": "distributedInfo says a world of {said}, its default group has {size} ranks: {size} is taken",
+    "ranks_of_numbers": "no rank is recorded: the ranks of the {count} files are the number in which their names differ",
+    "rank_unknown": "its rank is unknown (none that can be in distributedInfo or in its name, no collective on the default group), "
     "so it was not used: "
     "put the rank into the file's name, for example rank3.json",
     "same_window_again": "is the same rank {rank}, process and time as {other}, so it was not used: keep one of the two",
+    "part_of_window": "is of the same rank {rank}, process and time as {other} and holds something else, so it was not used: "
+    "if the two are parts of one recording, put their traceEvents into one file",
     "same_rank_claimed": "claims the same rank {rank} as {other}, for the same time or on another host, and nothing else tells the rank of "
     "{own}, so it was not used: put each file's rank into its name, for example rank3.json",
     # The text of a file
     "trailing_commas": "{count} trailing {count:?comma was|commas were} ignored (before a closing bracket)",
     "keys_twice": "{count} {count:?event has|events have} a key twice: the last value is used, for a stream the row's tid",
     "times_no_numbers": "{count} {count:?time|times} (ts or dur) that are no numbers are taken as missing",
+    "without_phase": "{count} {count:?event has|events have} no ph: with a time and a duration {count:?it is|they are} taken for complete",
     "truncated": _truncated,
     "damage_behind": "{damage} after the end of the trace",
     "lone_begins_and_ends": "{count} {count:?event|events} (ph B or E) without {count:?its|their} other end: left out",

@@ -175,6 +175,12 @@ def test_world_size_of_the_default_group() -> None:
     assert identity(Trace(rank=0, distributedInfo={"pg_config": [group("0", "default_pg", [0, 1, 2])]})).world_size == 3
 
 
+def test_a_world_smaller_than_its_default_group_is_not_believed() -> None:
+    found = identity(Trace(rank=1, world_size=1, groups=[group("0", "default_pg", [0, 1])]))
+    assert (found.rank, found.world_size) == (1, 2)
+    assert sentences(found.notes) == ["distributedInfo says a world of 1, its default group has 2 ranks: 2 is taken"]
+
+
 def test_nothing_at_all() -> None:
     found = identity(Trace(rank=None, device=None))
     assert found == Identity(None, "none", {}, None, "", "", "", "", [])
@@ -296,6 +302,35 @@ def test_a_copy_of_a_file_is_not_counted_twice() -> None:
     ranks, problems, _ = resolved(files)
     assert ranks == [0, None]
     assert "same rank 0, process and time as 'rank0.json'" in problems[1][0]
+
+
+def test_a_part_of_a_recording_is_no_copy() -> None:
+    files = [claimant("rank0.json", info=0, process=":1"), claimant("rank0_2.json", info=0, process=":1", span=(40, 120))]
+    ranks, problems, _ = resolved(files)
+    assert ranks == [0, None]
+    assert "holds something else" in problems[1][0]
+    assert "put their traceEvents into one file" in problems[1][0]
+
+
+@pytest.mark.parametrize(
+    ("names", "ranks"),
+    [
+        (["t/trace_1.json", "t/trace_0.json"], [1, 0]),
+        (["run2/0/trace.json", "run2/1/trace.json"], [0, 1]),
+        (["trace_1.json", "trace_2.json"], [None, None]),
+        (["trace_0.json", "other_1.json"], [None, None]),
+        (["host0_71.json", "host1_92.json"], [None, None]),
+    ],
+)
+def test_the_number_in_which_names_differ_is_the_rank(names: list[str], ranks: list[int | None]) -> None:
+    files = [claimant(name, span=(i, 100 + i), process=f":{i}") for i, name in enumerate(names)]
+    found, _, notes = resolved(files)
+    assert found == ranks
+    assert any("the number in which their names differ" in sentence for sentence in notes) == (ranks[0] is not None)
+
+
+def test_numbers_of_files_recorded_one_after_the_other_are_no_ranks() -> None:
+    assert resolve([claimant(f"trace_{i}.json", span=(200 * i, 200 * i + 100), process=f":{i}") for i in range(3)])[0] == [None] * 3
 
 
 def test_windows_of_a_rank_share_it() -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from tests.builder import Trace
 from tracekit.errors import InputError
-from tracekit.readers.kineto import read_trace
+from tracekit.readers.kineto import read_trace, refuse_foreign
+from tracekit.readers.oddities import unread
 from tracekit.readers.sources import find_sources
 from tracekit.trace.events import Category
 
@@ -70,8 +71,48 @@ def test_braces_in_metadata_are_no_second_document(tmp_path):
     assert read(tmp_path / "rank0.json").coverage.problems == []
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
-def test_utf_16_is_named(tmp_path, encoding):
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"])
+def test_wide_text_is_named(tmp_path, encoding):
     (tmp_path / "rank0.json").write_bytes(fused(1000).text().encode(encoding))
-    with pytest.raises(InputError, match="UTF-16"):
+    with pytest.raises(InputError, match=f"is written as {encoding[:6].upper()}, .*iconv -f {encoding[:6].upper()}"):
         read(tmp_path / "rank0.json")
+
+
+def test_events_without_a_phase_are_complete_where_they_last(tmp_path):
+    trace = fused(1000)
+    for event in trace.events:
+        event.pop("ph")
+    tables = read(trace.write(tmp_path / "rank0.json"))
+    assert len(tables.rows(Category.KERNEL)) == 1
+    assert "3 events have no ph: with a time and a duration they are taken for complete" in tables.coverage.problems
+
+
+def span(pid, tid, name):
+    return {"ph": "X", "pid": pid, "tid": tid, "name": name, "ts": 5, "dur": 3}
+
+
+def process(pid, name):
+    return {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}}
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [process(1, "/device:GPU:0"), span(1, 14, "fusion"), process(7, "/host:CPU"), span(7, 1, "PjitFunction")],
+        [process(30, "Ascend Hardware"), span(30, 2, "MatMulV2"), process(20, "CANN"), span(20, 1, "aclrtLaunch")],
+        [span("Device 0", "Stream 7", "sgemm"), span("python", 3, "step")],
+    ],
+)
+def test_device_work_of_other_profilers_is_seen_and_not_read(tmp_path, events):
+    (tmp_path / "rank0.json").write_text(json.dumps({"traceEvents": events}))
+    tables = read(tmp_path / "rank0.json")
+    assert [tables.text(int(code)) for code in tables.name[unread(tables)]] == [
+        event["name"] for event in events if event["ph"] == "X" and event["name"] in ("fusion", "MatMulV2", "sgemm")
+    ]
+
+
+def test_events_of_another_program_are_refused(tmp_path):
+    events = [process(1, "MainProcess"), span(1, 1, "main (a.py:3)")]
+    (tmp_path / "rank0.json").write_text(json.dumps({"traceEvents": events}))
+    with pytest.raises(InputError, match=r"no operator, kernel or annotation: the 1 event in it is of another program \(main"):
+        refuse_foreign(find_sources([str(tmp_path)]).sources[0], read(tmp_path / "rank0.json"))

@@ -144,6 +144,15 @@ def test_nothing_found_says_what_was_looked_for(tmp_path: Path) -> None:
         find_sources([])
 
 
+@pytest.mark.parametrize(
+    ("name", "remedy"), [("a.tar.gz", "give it by its own name"), ("a.zip", "own name"), ("rank0.json.xz", "unpack it")]
+)
+def test_an_archive_in_a_folder_without_traces_is_named(tmp_path: Path, name: str, remedy: str) -> None:
+    put(tmp_path, name)
+    with pytest.raises(InputError, match=f"{name}'.*{remedy}"):
+        find_sources([str(tmp_path)])
+
+
 def test_an_empty_folder_among_others_is_mentioned(tmp_path: Path) -> None:
     put(tmp_path, "a/rank0.json")
     (tmp_path / "b").mkdir()

@@ -13,8 +13,9 @@ from tracekit.collectives.kinds import kind_of_annotation, kind_of_operator
 from tracekit.collectives.named import Named
 from tracekit.job.activity import DeviceWork, Work
 from tracekit.job.communication import HOST_BACKENDS, LABEL, host_ranges, is_communication
-from tracekit.job.lost import NOTHING_LOST, Lost, has_launches, lost_work, unread
+from tracekit.job.lost import NOTHING_LOST, Lost, has_launches, lost_work
 from tracekit.notes import note
+from tracekit.readers.oddities import unread
 from tracekit.trace import correlate, durations, intervals
 from tracekit.trace.events import DEVICE_WORK, BoolArray, Category, Int8Array, Int64Array, RankTables
 from tracekit.trace.steps import Steps

@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from tracekit.notes import note
+from tracekit.readers.oddities import unread
 from tracekit.trace import correlate, intervals
 from tracekit.trace.events import DEVICE_WORK, BoolArray, Category, Int64Array, RankTables
 from tracekit.trace.steps import Steps
-from tracekit.units import NS_PER_MS, NULL, NULL32
+from tracekit.units import NS_PER_MS, NULL
 
 #: Calls that put a kernel, or a graph of them, on a device. Copies and fills of nothing leave no trace, so theirs are not looked at.
 _KERNEL_LAUNCH = re.compile(r"launch\w*kernel|kernel\w*launch|graphlaunch|launchcooperative|enqueue\w*kernel", re.I)
@@ -44,13 +45,6 @@ class Lost:
 
 #: Of a rank without a device, or one of which everything was recorded.
 NOTHING_LOST = Lost(0, intervals.empty(), True)
-
-
-def unread(tables: RankTables) -> Int64Array:
-    """Events that ran on a device, by what they tell of themselves, of a kind that no table knows."""
-    on_device = (tables.stream != NULL32) | (tables.device != NULL32)
-    complete = (tables.category == Category.OTHER) & (tables.phase == ord("X")) & (tables.dur > 0)
-    return np.flatnonzero(complete & on_device).astype(np.int64)
 
 
 def has_launches(tables: RankTables) -> bool:

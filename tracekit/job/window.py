@@ -27,7 +27,7 @@ from tracekit.readers import cache
 from tracekit.readers.hang import read_hang_file
 from tracekit.readers.hang_files import HangFile
 from tracekit.readers.identity import Identity, identify
-from tracekit.readers.kineto import read_trace
+from tracekit.readers.kineto import read_trace, refuse_foreign
 from tracekit.readers.manifest import read_manifest
 from tracekit.readers.memory_timeline import looks_like_timeline
 from tracekit.readers.recognise import is_snapshot_name
@@ -87,6 +87,7 @@ def _read_afresh(source: Source, task: Task) -> Window | HangFile | Coverage:
         return read_memory_window(source, task.progress, task.memory_limit)
     try:
         tables = read_tables(source, task)
+        refuse_foreign(source, tables)
     except InputError as error:
         if looks_like_timeline(source):
             return read_memory_window(source)

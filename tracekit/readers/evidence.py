@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tracekit.notes import Note, note
 from tracekit.trace.events import Category, RankTables
 from tracekit.units import NULL, NULL32
 
@@ -93,19 +94,27 @@ def _default_group_rows(tables: RankTables, world: int | None) -> tuple[npt.NDAr
     return rows, int(known[0]) if len(known) == 1 else None
 
 
-def world_size(infos: list[dict[str, Any]], tables: RankTables) -> int | None:
-    """Ranks of the job: by distributedInfo, else by the size of the default group; None where neither tells."""
-    for info in infos:
-        world = count_of(info.get("world_size"), 1)
-        if world is not None:
-            return world
-    for info in infos:
-        groups = info.get("pg_config")
-        for group in groups if isinstance(groups, list) else []:
-            if isinstance(group, dict) and group.get("pg_desc") == "default_pg" and (size := count_of(group.get("pg_size"), 1)):
-                return size
+def world_size(infos: list[dict[str, Any]], tables: RankTables) -> tuple[int | None, list[Note]]:
+    """Ranks of the job, by distributedInfo, else by the size of the default group (None: neither tells), and what is odd about it.
+
+    A default group of more ranks than ``world_size`` says is believed: it is what the collectives used.
+    """
+    said = next((size for info in infos if (size := count_of(info.get("world_size"), 1)) is not None), None)
+    size = next((size for info in infos if (size := _default_group_of(info)) is not None), None)
+    if said is not None and size is not None and size > said:
+        return size, [note("world_too_small", said=said, size=size)]
+    if said is not None or size is not None:
+        return said if said is not None else size, []
     size = _default_group_rows(tables, None)[1]
-    return size if size is not None and 0 < size <= _LARGEST_WORLD else None
+    return (size if size is not None and 0 < size <= _LARGEST_WORLD else None), []
+
+
+def _default_group_of(info: Mapping[str, Any]) -> int | None:
+    groups = info.get("pg_config")
+    for group in groups if isinstance(groups, list) else []:
+        if isinstance(group, dict) and group.get("pg_desc") == "default_pg" and (size := count_of(group.get("pg_size"), 1)):
+            return size
+    return None
 
 
 def count_of(value: Any, least: int) -> int | None:

@@ -10,6 +10,7 @@ one of them is set aside, and both are named.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,8 @@ from tracekit.readers.sources import shown
 from tracekit.trace.events import Coverage, RankTables
 
 INFO, NAME, RECORDS, NONE = "distributedInfo", "file name", "record_param_comms", "none"
+
+_NUMBER = re.compile(r"([0-9]+)")
 
 _WHAT_TELLS = {INFO: "distributedInfo", NAME: "the file's name", RECORDS: "record_param_comms (Rank of collectives on the default group)"}
 
@@ -48,7 +51,7 @@ def identify(tables: RankTables, file_name: str) -> Identity:
     """Rank, world size, backend, device, host and process of a trace; ``file_name`` may have folders before it."""
     infos = evidence.distributed_infos(tables.metadata)
     pid = evidence.process_id(tables)
-    world = evidence.world_size(infos, tables)
+    world, doubted = evidence.world_size(infos, tables)
     named_host = evidence.host_of_name(file_name, tables)
     claims, impossible = _claims(infos, tables, file_name, world, named_host)
     rank, source, doubts = _decide(claims, bool(infos))
@@ -64,7 +67,7 @@ def identify(tables: RankTables, file_name: str) -> Identity:
         device_name=evidence.device_name(tables),
         host=host,
         process="" if pid is None else f"{host}:{pid}",
-        notes=[*impossible, *doubts],
+        notes=[*doubted, *impossible, *doubts],
     )
 
 
@@ -126,9 +129,12 @@ def resolve(files: Sequence[Claimant]) -> tuple[list[int | None], list[list[Note
     first = [identity.rank for _, identity, _ in files]
     ranks = _settle(files, first)
     _adopt_windows(files, ranks)
+    numbered = _adopt_numbers(files, ranks)
     for (coverage, _, _), rank in zip(files, ranks, strict=True):
         coverage.rank = rank
-    of_file, of_job = _changes(files, first, ranks)
+    of_file, of_job = _changes(files, first, ranks, numbered)
+    if numbered:
+        of_job.append(note("ranks_of_numbers", len(files)))
     unknown, of_all = _set_unknown(files, ranks)
     duplicates = _set_duplicates(files, ranks)
     for i, (coverage, _, _) in enumerate(files):
@@ -205,7 +211,24 @@ def _adopt_windows(files: Sequence[Claimant], ranks: list[int | None]) -> None:
             ranks[i] = known.get(identity.process)
 
 
-def _changes(files: Sequence[Claimant], first: list[int | None], ranks: list[int | None]) -> tuple[list[list[Note]], list[Note]]:
+def _adopt_numbers(files: Sequence[Claimant], ranks: list[int | None]) -> bool:
+    """Files of which none tells a rank, recorded at one time and named alike but for one number, 0 to n - 1: it is their rank."""
+    spans = [span for _, _, span in files if span is not None]
+    if len(files) < 2 or len(spans) < len(files) or any(rank is not None for rank in ranks) or len(set(spans)) < len(spans):
+        return False
+    parts = [_NUMBER.split(re.sub(r"\\", "/", coverage.file)) for coverage, _, _ in files]
+    if len({len(part) for part in parts}) > 1 or max(low for low, _ in spans) >= min(high for _, high in spans):
+        return False
+    differing = [values for values in zip(*parts, strict=True) if len(set(values)) > 1]
+    if len(differing) != 1 or {int(value) for value in differing[0] if value.isdecimal() and len(value) < 8} != set(range(len(files))):
+        return False
+    ranks[:] = [int(value) for value in differing[0]]
+    return True
+
+
+def _changes(
+    files: Sequence[Claimant], first: list[int | None], ranks: list[int | None], numbered: bool
+) -> tuple[list[list[Note]], list[Note]]:
     """(notes on each file, notes on the job): what the files tell of themselves, and where their first rank was not believed."""
     of_file = [list(identity.notes) for _, identity, _ in files]
     of_job: list[Note] = []
@@ -213,9 +236,9 @@ def _changes(files: Sequence[Claimant], first: list[int | None], ranks: list[int
     twins = dict(pairs) | {other: kept for kept, other in pairs}
     for i, (coverage, identity, _) in enumerate(files):
         before, after = first[i], ranks[i]
-        if before is None and after is not None:
+        if before is None and after is not None and not numbered:
             of_file[i].append(note("rank_of_same_process", rank=after, process=shown(identity.process)))
-        elif before != after:
+        elif before != after and before is not None:
             better = next((s for s in (RECORDS, NAME) if identity.claims.get(s) == after), INFO)
             claim: dict[str, Any] = {"source": what_tells(identity.source), "better": what_tells(better), "before": before, "after": after}
             if i in twins:
@@ -252,7 +275,8 @@ def _set_duplicates(files: Sequence[Claimant], ranks: list[int | None]) -> dict[
     for kept, other in _pairs(files, ranks):
         name, rank = shown(files[kept][0].file), ranks[other]
         same = files[kept][1].process == files[other][1].process != ""
-        code = "same_window_again" if same else "same_rank_claimed"
+        whole = files[kept][2] == files[other][2] or "truncated" in (files[kept][0].status, files[other][0].status)
+        code = ("same_window_again" if whole else "part_of_window") if same else "same_rank_claimed"
         found[other] = note(code, rank=rank, other=name, own=shown(files[other][0].file))
         files[other][0].note(found[other], "duplicate")
         ranks[other] = None

@@ -15,7 +15,7 @@ from tracekit.readers import oddities, tolerant
 from tracekit.readers.compressed import BOM
 from tracekit.readers.sources import Source, clean
 from tracekit.trace.events import Category, Coverage, RankTables
-from tracekit.units import listed
+from tracekit.units import listed, plural
 
 if TYPE_CHECKING:
     from tracekit.readers.assembly import Assembly
@@ -85,8 +85,8 @@ def _refuse_useless(source: Source, summary: StreamSummary, damage: str, rows: i
         raise InputError(f"{name} is damaged: {damage}", _ANEW)
     if text in (b"", b"{}"):
         raise InputError(f"{name} is empty: it holds no events", _ANEW)
-    if _is_utf16(summary.head):
-        raise InputError(f"{name} is written as UTF-16, traces are UTF-8", "convert it: iconv -f UTF-16 -t UTF-8")
+    if encoding := _wide(summary.head):
+        raise InputError(f"{name} is written as {encoding}, traces are UTF-8", f"convert it: iconv -f {encoding} -t UTF-8")
     if text[:1] not in (b"{", b"["):
         raise InputError(f"{name} is not a trace (neither JSON nor packed JSON)", _REMEDY)
     if rows:
@@ -98,9 +98,12 @@ def _refuse_useless(source: Source, summary: StreamSummary, damage: str, rows: i
     raise InputError(f"{name} holds no events (JSON without a list traceEvents)", _REMEDY)
 
 
-def _is_utf16(head: bytes) -> bool:
-    """Whether a text begins as UTF-16 does: with its mark, or with every second byte 0."""
-    return head[:2] in (b"\xff\xfe", b"\xfe\xff") or (len(head) > 7 and (not any(head[0:8:2]) or not any(head[1:8:2])) and any(head[:8]))
+def _wide(head: bytes) -> str:
+    """UTF-16 or UTF-32 if a text begins as these do, with their mark or with every second byte (three of four) 0; else ''."""
+    if head[:4] in (b"\xff\xfe\0\0", b"\0\0\xfe\xff") or (len(head) > 7 and head[:4].count(0) == 3 == head[4:8].count(0)):
+        return "UTF-32"
+    halves = len(head) > 7 and (not any(head[0:8:2]) or not any(head[1:8:2])) and any(head[:8])
+    return "UTF-16" if head[:2] in (b"\xff\xfe", b"\xfe\xff") or halves else ""
 
 
 def _refuse_idle(source: Source, tables: RankTables) -> None:
@@ -112,6 +115,17 @@ def _refuse_idle(source: Source, tables: RankTables) -> None:
         raise InputError(f"{name} holds no events (JSON of something else)", _REMEDY)
     cut = ": it is truncated behind them" if tables.coverage.status == "truncated" else ""
     raise InputError(f"{name} holds no events, only their metadata{cut}", _ANEW if cut else "profile at least one active step")
+
+
+def refuse_foreign(source: Source, tables: RankTables) -> None:
+    """InputError for events of another program: none of a kind that a profiler of PyTorch writes, none of a device."""
+    if not np.isin(tables.category, _NOTHING_HAPPENED).all() or len(oddities.unread(tables)):
+        return
+    complete = np.flatnonzero(tables.phase == ord("X"))
+    names = listed([clean(tables.text(int(code))) for code in np.unique(tables.name[complete])[:3]], 3)
+    verb = "is" if len(complete) == 1 else "are"
+    what = f"the {plural(len(complete), 'event')} in it {verb} of another program ({names})"
+    raise InputError(f"{clean(source.name)} holds no operator, kernel or annotation: {what}", _REMEDY)
 
 
 def _refuse_fused(source: Source, tables: RankTables) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from tracekit.notes import note
 from tracekit.trace.codes import distinct, distinct_rows
 from tracekit.trace.events import DEVICE_WORK, Category, Int64Array, RankTables
-from tracekit.units import NULL
+from tracekit.units import NULL, NULL32
 
 _BEGIN, _END, _COMPLETE = ord("B"), ord("E"), ord("X")
 #: Events on a device in which it waits or leaves a mark (MTIA's command processor writes them among its work), and those that copy.
@@ -17,16 +17,37 @@ _MARKS = frozenset({"event_wait", "event_record", "wait_event", "record_event", 
 #: What each rank's own process shows: it launches kernels, and marks its steps.
 _OF_A_RANK = re.compile(r"launch\w*kernel|kernel\w*launch|graphlaunch|^ProfilerStep[#*]\d", re.I)
 _COPIES = frozenset({"dma_request"})
+#: Processes under which other profilers list what a device did: JAX (``/device:GPU:0``), Ascend's trace_view, Nsight's converters (``Device 0``).
+_DEVICE = re.compile(r"/device:(?!CPU)|^(?:GPU|NPU|HPU|TPU|XPU|MLU|DCU|Device|Ascend Hardware|Habana|Gaudi)\b", re.I)
 
 
 def settle(tables: RankTables) -> None:
     """Change the tables in place."""
+    _without_phase(tables)
     _pair(tables)
     kernels = np.flatnonzero(tables.category == Category.KERNEL)
     marks = kernels[tables.each_text(tables.name[kernels], lambda text: text in _MARKS)]
     tables.category[marks] = Category.SYNC
     copies = kernels[tables.each_text(tables.name[kernels], lambda text: text in _COPIES)]
     tables.category[copies] = Category.MEMCPY
+
+
+def unread(tables: RankTables) -> Int64Array:
+    """Events that ran on a device, by what they or their process' name tell, of a kind that no table knows."""
+    lanes = np.array([_DEVICE.search(lane.process_name or str(lane.pid)) is not None for lane in tables.lanes], np.bool_)
+    on_device = (tables.stream != NULL32) | (tables.device != NULL32)
+    if lanes.any():
+        on_device = on_device | lanes[tables.lane]
+    complete = (tables.category == Category.OTHER) & (tables.phase == _COMPLETE) & (tables.dur > 0)
+    return np.flatnonzero(complete & on_device).astype(np.int64)
+
+
+def _without_phase(tables: RankTables) -> None:
+    """An event of a known kind that lasts some time is complete, also where its writer left out ``ph``."""
+    rows = np.flatnonzero((tables.phase == 0) & (tables.category != Category.OTHER) & (tables.ts != NULL) & (tables.dur != NULL))
+    if len(rows):
+        tables.phase[rows] = _COMPLETE
+        tables.coverage.note(note("without_phase", len(rows)))
 
 
 def _pair(tables: RankTables) -> None:

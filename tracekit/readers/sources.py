@@ -25,6 +25,9 @@ from tracekit.readers.recognise import is_trace_name, read_errors, reason, refus
 from tracekit.trace.events import Coverage
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+#: What may hold traces and is not looked into where it lies in a folder; packings that are not read at all.
+_PACKED = re.compile(r"\.(?:zip|tar|tgz|tar\.\w+|json\.(?:xz|bz2|lz4|7z))$", re.IGNORECASE)
+_ALIEN = re.compile(r"\.json\.\w+$", re.IGNORECASE)
 _MAGIC = re.compile(r"[*?\[]")
 
 
@@ -61,6 +64,7 @@ class _Search:
     skipped: list[Coverage] = field(default_factory=list)
     ids: set[object] = field(default_factory=set)
     met: int = 0  # files met, those known before included
+    packed: list[str] = field(default_factory=list)  # archives and packings that a folder holds; they are read where they are given by name
 
     def add(self, source: Source, identity: object) -> None:
         self.met += 1
@@ -186,6 +190,8 @@ def _file(path: str, name: str, status: os.stat_result, seen_files: _Search, nam
         seen_files.add(Source(path, clean(name), status.st_size, status.st_mtime_ns), _identity(path, status))
     elif problem:
         seen_files.skip(clean(name), problem, _identity(path, status))
+    elif _PACKED.search(name):
+        seen_files.packed.append(path)
 
 
 def _identity(path: str, status: os.stat_result) -> object:
@@ -237,6 +243,10 @@ def _nothing(paths: Sequence[str], seen_files: _Search) -> InputError:
     if skipped:
         more = f"; {len(skipped) - 1} more were passed over" if len(skipped) > 1 else ""
         problem += f" ({shown(skipped[0].file)} {skipped[0].problems[0]}{more})"
+    if seen_files.packed:
+        first, more = shown(seen_files.packed[0]), f" and {len(seen_files.packed) - 1} more" if len(seen_files.packed) > 1 else ""
+        remedy = "unpack it" if _ALIEN.search(seen_files.packed[0]) else "give it by its own name, it is read as a folder then"
+        return InputError(f"{problem}, but {first}{more}", remedy)
     return InputError(problem, "torch.profiler traces end in .json, .json.gz or .json.zst")
 
 
