@@ -8,6 +8,7 @@ from tracekit.readers.flight_recorder import read_dump
 from tracekit.readers.hang_files import Content, HangFile, content_of
 from tracekit.readers.nccl_log import read_nccl_log
 from tracekit.readers.python_stacks import read_stacks
+from tracekit.readers.ras import read_ras_json
 from tracekit.readers.recognise import read_errors
 from tracekit.readers.sources import Source
 
@@ -15,6 +16,7 @@ _READERS: Mapping[Content, Callable[[Source], HangFile]] = {
     "flight_recorder": read_dump,
     "stacks": read_stacks,
     "nccl_log": read_nccl_log,
+    "ras_json": read_ras_json,
 }
 
 

@@ -16,14 +16,14 @@ import numpy.typing as npt
 from tracekit.readers.whole import head_of
 from tracekit.trace.events import Int64Array
 
-Content = Literal["flight_recorder", "stacks", "nccl_log"]
+Content = Literal["flight_recorder", "stacks", "nccl_log", "ras_json"]
 
 _HEAD = 1 << 16
 _STACKS = re.compile(
     rb"^(?:Current thread 0x|Thread 0x|Thread \d+ \((?:idle|active)|Traceback \(most recent call last\)|Fatal Python error:|Timeout \()",
     re.M,
 )
-_NCCL = re.compile(rb"NCCL (?:INFO|WARN|TRACE)|^NCCL version \d", re.M)
+_NCCL = re.compile(rb"NCCL (?:INFO|WARN|TRACE)|^[NR]CCL version \d", re.M)
 #: What only a dump of the flight recorder has.
 _DUMP = (b"pg_status", b"profiling_name", b"collective_seq_id", b"pg_config", b"time_discovered_started_ns")
 
@@ -123,8 +123,26 @@ class NcclCommunicator:
 
 
 @dataclass(frozen=True)
+class NcclLate:
+    """What RAS says of ranks of a communicator (name; '' where it says it of processes): they are behind, or do not answer (``gone``).
+
+    ``ranks`` is empty where RAS does not list them, ``number`` is how many they are. They have launched ``operation`` calls,
+    ``ahead`` others ``most``.
+    """
+
+    communicator: str
+    ranks: list[int]
+    number: int = 0
+    operation: int = 0
+    ahead: int = 0
+    most: int = 0
+    kind: str = ""
+    gone: str = ""
+
+
+@dataclass(frozen=True)
 class NcclLog:
-    """What NCCL_DEBUG=INFO told, of one process or several, or RAS."""
+    """What NCCL_DEBUG=INFO told, of one process or several, or RAS (``ras``)."""
 
     file: str
     rank: int | None
@@ -132,6 +150,8 @@ class NcclLog:
     warnings: list[str]
     version: str = ""
     network: str = ""
+    late: list[NcclLate] = field(default_factory=list)
+    ras: bool = False
 
 
 HangFile = Dump | Stacks | NcclLog
@@ -144,6 +164,8 @@ def content_of(opener: Callable[[], BinaryIO]) -> Content | None:
 
 def content_of_head(head: bytes) -> Content | None:
     """The same from the first bytes."""
+    if head.lstrip()[:1] == b"{" and b'"nccl_version"' in head and b'"communicators' in head and b'"traceEvents"' not in head:
+        return "ras_json" if not any(word in head for word in _DUMP) else "flight_recorder"
     if head[:1] == b"\x80" or head.lstrip()[:1] == b"{":
         words = sum(word in head for word in _DUMP)
         return "flight_recorder" if words >= 2 and b'"traceEvents"' not in head and b"device_traces" not in head else None

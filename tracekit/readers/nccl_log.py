@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 
 from tracekit.readers.hang_files import NcclCommunicator, NcclLog, rank_of_name
+from tracekit.readers.ras import RasText
 from tracekit.readers.sources import Source
 from tracekit.readers.whole import read_whole
 
@@ -23,11 +24,7 @@ _CALL = re.compile(r"NCCL INFO (\w{1,40}): opCount ([0-9a-f]{1,16}) .*?\bcomm (0
 _WARN = re.compile(r"NCCL WARN (.*)$")
 _CHANNELS = re.compile(r"(\d{1,5}) coll channels")
 _NETWORK = re.compile(r"NCCL INFO (?:Using network|NET/\w+ ?: Using) (.*)$")
-_VERSION = re.compile(r"NCCL version (\d[\w.]{0,30})")
-_RAS_COUNT = re.compile(
-    r"^\s+(.* (?:launched up to operation|have not (?:yet )?(?:launched|joined)|are missing|unresponsive).*)$", re.IGNORECASE
-)
-_RAS_HEAD = re.compile(r"^#\d+-\d+ \((\w{1,20})\) (\w{1,30})")
+_VERSION = re.compile(r"[NR]CCL version (\d[\w.]{0,30})")
 
 
 def read_nccl_log(source: Source) -> NcclLog:
@@ -39,7 +36,9 @@ def read_nccl_log(source: Source) -> NcclLog:
             break
         found.line(line)
     communicators = list(found.communicators.values())
-    return NcclLog(source.name, rank_of_name(source.name), communicators, list(dict.fromkeys(found.warnings)), found.version, found.network)
+    warnings = list(dict.fromkeys([*found.warnings, *found.ras.warnings]))[:MOST_WARNINGS]
+    late = found.ras.late
+    return NcclLog(source.name, rank_of_name(source.name), communicators, warnings, found.version, found.network, late, ras=bool(late))
 
 
 def _lines(data: bytes) -> Iterator[str]:
@@ -59,12 +58,12 @@ class _Lines:
         self.warnings: list[str] = []
         self.version = self.network = ""
         self._last: dict[str, NcclCommunicator] = {}
-        self._of_ras = ""
+        self.ras = RasText()
 
     def line(self, line: str) -> None:
         """One more line of the log."""
-        if "NCCL" not in line:
-            self._ras(line)
+        if "NCCL" not in line and "RCCL version" not in line:
+            self.ras.line(line)
             return
         if found := _WARN.search(line):
             self._warn(found[1])
@@ -100,13 +99,6 @@ class _Lines:
     def _process(self, line: str) -> str:
         found = _PROCESS.search(line)
         return found[1] if found else ""
-
-    def _ras(self, line: str) -> None:
-        """Under ``#0-0 (COMM) MISMATCH`` RAS says how far the ranks have come."""
-        if found := _RAS_HEAD.match(line):
-            self._of_ras = f"communicator {found[1]} {found[2]}"
-        elif self._of_ras and (found := _RAS_COUNT.match(line)):
-            self._warn(f"RAS: {self._of_ras}: {found[1]}")
 
     def _warn(self, text: str) -> None:
         if len(self.warnings) < MOST_WARNINGS:

@@ -17,7 +17,7 @@ _MARKS = frozenset({"event_wait", "event_record", "wait_event", "record_event", 
 #: What each rank's own process shows: it launches kernels, and marks its steps.
 _OF_A_RANK = re.compile(r"launch\w*kernel|kernel\w*launch|graphlaunch|^ProfilerStep[#*]\d", re.I)
 _COPIES = frozenset({"dma_request"})
-#: Processes under which other profilers list what a device did: JAX (``/device:GPU:0``), Ascend's trace_view, Nsight's converters (``Device 0``).
+#: Processes under which other profilers list what a device did: JAX (``/device:GPU:0``), Ascend, Nsight (``Device 0``).
 _DEVICE = re.compile(r"/device:(?!CPU)|^(?:GPU|NPU|HPU|TPU|XPU|MLU|DCU|Device|Ascend Hardware|Habana|Gaudi)\b", re.I)
 
 

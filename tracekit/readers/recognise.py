@@ -75,7 +75,7 @@ def refusal(name: str, named: bool, globbed: bool, opener: Callable[[], BinaryIO
 
 #: Files without a name of their own that may be a flight recorder dump, and texts that are called stacks or NCCL's log.
 _MAY_BE_DUMP = re.compile(r"(?:^[^.]+|\.(?:pickle|pkl|dump|bin|[0-9]+))$", re.IGNORECASE)
-_MAY_BE_TEXT = re.compile(r"stack|traceback|py-?spy|faulthandler|nccl", re.IGNORECASE)
+_MAY_BE_TEXT = re.compile(r"stack|traceback|py-?spy|faulthandler|nccl|rccl|(?<![a-z])ras(?![a-z])", re.IGNORECASE)
 
 
 def _tells_of_a_hang(name: str, named: bool, opener: Callable[[], BinaryIO]) -> bool:

@@ -50,11 +50,15 @@ class Answer:
     hidden_us: float | None
 
 
+#: The first finding that says more than any mean step.
+_STANDS_STILL = {"hang.root": "The job stands still", "hang.behind": "The job may stand still"}
+
+
 def answer(document: Mapping[str, Any]) -> Answer:
     """The one-line answer, from ``mean_step``."""
-    stands_still = next((finding["text"] for finding in document.get("findings", [])[:1] if finding["id"] == "hang.root"), "")
-    if stands_still:
-        return Answer(f"The job stands still: {stands_still}", None, (), None)
+    for finding in document.get("findings", [])[:1]:
+        if finding["id"] in _STANDS_STILL:
+            return Answer(f"{_STANDS_STILL[finding['id']]}: {finding['text']}", None, (), None)
     mean, far = _typical(document, next(iter(document.get("mean_step") or []), None))
     if mean is None or not mean["step_us"] or not mean["steps"]:
         return Answer(_peak_alone(document) or f"No step could be broken down. {_why_unknown(document)}", None, (), None)

@@ -13,7 +13,7 @@ from typing import Any
 
 from tracekit.analyses.hang import charts
 from tracekit.analyses.hang.gather import Evidence, gather
-from tracekit.analyses.hang.nccl import behind, logs_json
+from tracekit.analyses.hang.nccl import behind, communicators, logs_json
 from tracekit.analyses.hang.roots import Edge, Root, edges_of, find_root
 from tracekit.analyses.hang.waits import Skipped, Wait, collective_wait, message_waits, skipped
 from tracekit.analyses.hang.words import sentence, wait_text
@@ -50,9 +50,11 @@ class Hang:
             return []
         if self.root is None and (by_log := behind(self.evidence)):
             warnings = [text for log in self.evidence.logs for text in log.warnings]
-            return [
-                Finding("hang.root", "critical", by_log[0].text, evidence="; ".join(warnings[:4]) or "NCCL's logs", advice=_ADVICE["busy"])
-            ]
+            evidence = "; ".join(warnings[:4]) or "NCCL's logs"
+            if by_log[0].ras and not by_log[0].gone:
+                return [Finding("hang.behind", "warning", by_log[0].text, evidence=evidence, advice=_ADVICE["ras"])]
+            advice = _ADVICE["died" if by_log[0].gone else "busy"]
+            return [Finding("hang.root", "critical", by_log[0].text, evidence=evidence, advice=advice)]
         if self.root is None:
             if not self.evidence.dumps:
                 return []
@@ -74,12 +76,20 @@ class Hang:
 
     def sections(self) -> list[Section]:
         """Where every rank stands in every group, the wait chain, and the stacks."""
-        if self.evidence is None or self.root is None:
+        if self.evidence is None:
             return []
+        of_nccl = communicators(self.evidence)
+        if self.root is None:
+            lead = "Which communicators NCCL made, and how many calls their ranks have launched. " + "".join(
+                b.text for b in behind(self.evidence)[:1]
+            )
+            return [Section("NCCL's communicators", lead.strip(), [of_nccl], name="nccl")] if of_nccl else []
         lead = "What every rank has called last in each of its process groups, and who waits for whom. " + self.text
         shown: list[Chart] = [charts.graph(self), charts.matrix(self), charts.waits_table(self)]
         if stacks := charts.stacks_table(self):
             shown.append(stacks)
+        if of_nccl:
+            shown.append(of_nccl)
         return [Section("The job hangs", lead, shown, name="hang")]
 
     def json(self) -> dict[str, Any]:
@@ -93,7 +103,7 @@ class Hang:
             by_log = behind(self.evidence)
             if not by_log:
                 return {"hang": None, "nccl": logs, "not_measured": {"hang": "nothing stands still in the dumps and logs", **missing}}
-            root = {"ranks": by_log[0].ranks, "why": "busy", "doing": by_log[0].text, "stack": []}
+            root = {"ranks": by_log[0].ranks, "why": "died" if by_log[0].gone else "busy", "doing": by_log[0].text, "stack": []}
             return {"hang": {"text": by_log[0].text, "source": "nccl", "waiting": [], "root": root, "chain": []}, "nccl": logs}
         return {
             "hang": {
@@ -123,6 +133,7 @@ _ADVICE = {
     "order": "Enter the groups in one order on all ranks.",
     "died": "Look at the log of that rank and of its host: out-of-memory killer, hardware error, preemption.",
     "stuck": "If it stays so: the network, or one device. If the job went on, the dumps were taken in the middle of this call.",
+    "ras": "Ask ncclras once more: if the numbers stay, the job hangs here; if they go on, it was caught on its way.",
     "busy": "Look at what this rank does there; if it is right, raise the timeout or let the others do it as well.",
 }
 
