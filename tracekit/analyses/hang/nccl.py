@@ -105,7 +105,7 @@ def communicators(evidence: Evidence) -> Table | None:
     """One row a communicator: what its ranks say of it; None where no log tells any."""
     rank_of = global_ranks(evidence.logs)
     rows = []
-    for (name, ranks), found in _together(evidence.logs).items():
+    for (name, ranks), found in sorted(_together(evidence.logs).items(), key=lambda item: -item[0][1]):
         members = sorted({rank_of[one.process] for one in found})
         counts = {rank_of[one.process]: one.count + 1 for one in found if one.count >= 0}
         least, most = min(counts.values(), default=0), max(counts.values(), default=0)
@@ -124,7 +124,7 @@ def communicators(evidence: Evidence) -> Table | None:
         )
     if not rows:
         return None
-    rows.sort(key=lambda row: (row["fewest"] == "–", -row["ranks"]))
+    rows.sort(key=lambda row: row["fewest"] == "–")
     headings = {
         "group": "Group", "ranks": "Ranks", "seen": "Ranks in the logs", "made": "Complete on", "nodes": "Nodes", "channels": "Channels",
         "calls": "Calls", "last": "Last call", "fewest": "Fewest calls: ranks",
