@@ -33,7 +33,8 @@ class Finding:
     ``id`` is stable (``overlap.exposed``), ``text`` holds the figure, ``value``/``unit`` repeat it for machines, ``evidence``
     says where it can be seen, ``advice`` what to try. ``weight_ns`` is the time that the sentence is about, 0 where no time can be named;
     ``gain_ns`` what a step would win if the cause went away, by replay (None where nothing can be said). ``subject`` is the cause, not
-    who suffers from it; ``consequences`` are sentences about what follows from it.
+    who suffers from it; ``consequences`` are sentences about what follows from it. ``row`` (heading -> value) names the row
+    of a table in its chapter that shows it, where the subject does not.
     """
 
     id: str
@@ -48,6 +49,7 @@ class Finding:
     subject: Subject = Subject()
     consequences: tuple[str, ...] = ()
     absorbs: tuple[str, ...] = ()  # ids of findings that only tell of its consequences: their sentences stand under it
+    row: Mapping[str, int | str] = field(default_factory=dict)
     under: tuple[str, ...] = ()  # ids of findings, if there are any, of which this one only tells a consequence
 
 

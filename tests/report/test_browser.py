@@ -58,15 +58,54 @@ def seen(page: Path, script: str, *, width: int = 1280, dark: bool = False, befo
 
 
 def test_findings_lead_to_their_evidence(report: Path) -> None:
+    """Every link lands in view: on its row where it names one, on its chart or chapter else."""
     script = """
-      const links = [...document.querySelectorAll(".findings a[href^='#']")];
-      const lost = links.filter((link) => !document.getElementById(link.hash.slice(1))).map((link) => link.hash);
-      const link = links.find((each) => each.hash !== "#coverage");
-      link.click(); await wait(4000);
-      return { links: links.length, lost, top: Math.round(document.querySelector(link.hash).getBoundingClientRect().top) };"""
+      for (const each of document.querySelectorAll("section")) { each.scrollIntoView(); await wait(200); } // draws every chart
+      const links = [...document.querySelectorAll(".findings .how a[href^='#']")], lost = [], rows = [];
+      for (const link of links) {
+        link.closest("details")?.setAttribute("open", "");
+        link.click(); await wait(400);
+        const id = decodeURIComponent(link.hash.slice(1)).split("?")[0], target = document.getElementById(id);
+        const box = target?.getBoundingClientRect();
+        const end = scrollY + innerHeight >= document.documentElement.scrollHeight - 2;
+        const low = id.includes(".") || end ? innerHeight - 20 : 60;
+        if (!box || box.top < -1 || box.top > low) lost.push([link.hash, box?.top]);
+        if (id.includes(".")) rows.push([id, target?.classList.contains("lit"), document.querySelectorAll("tr.lit").length]);
+      }
+      return { links: links.length, lost, rows };"""
     found = seen(report, script)
-    assert found["links"] > 0 and found["lost"] == []
+    assert found["links"] > 3 and found["lost"] == []
+    assert found["rows"] and all(marked for _, marked, _ in found["rows"])
+
+
+def test_an_address_of_a_row_lands_on_it_whatever_the_table_showed(report: Path) -> None:
+    script = """
+      const block = [...document.querySelectorAll("#operators .table")][0], filter = block.querySelector("[data-filter]");
+      const columns = tracekit.data(block).columns, last = columns[0].values.length - 1, name = columns[0].values[last];
+      filter.value = "no operator is called so"; filter.dispatchEvent(new Event("input"));
+      location.hash = "#" + block.id + "." + name.toLowerCase().replace(/[^a-z0-9_]+/g, "-").slice(0, 60).replace(/^-+|-+$/g, "");
+      await wait(4000);
+      const row = block.querySelector("tr.lit"), box = row.getBoundingClientRect();
+      return { name, shown: row.cells[0].textContent, filter: filter.value, inside: box.top > 0 && box.bottom < innerHeight };"""
+    found = seen(report, script)
+    assert found["shown"] == found["name"] and found["filter"] == "" and found["inside"]
+
+
+def test_an_address_opens_the_timeline_at_a_step_and_ranks(report: Path) -> None:
+    script = """
+      const block = document.querySelector("#timeline .timeline"), given = tracekit.data(block);
+      const other = given.steps.map((step) => step.label).find((label, index) => index !== given.first);
+      location.hash = "#timeline?step=" + other.slice(5) + "&rank=1"; await wait(4000);
+      const step = block.querySelector("[data-step]"), boxes = [...block.querySelectorAll("[data-groups] label")];
+      const result = { other, step: step.selectedOptions[0].textContent, ranks: block.querySelector("[data-ranks]").value,
+        shown: boxes.filter((each) => each.control.checked).map((each) => each.textContent),
+        top: Math.round(document.querySelector("#timeline").getBoundingClientRect().top) };
+      step.value = String(given.first); step.dispatchEvent(new Event("change"));
+      return { ...result, address: location.hash, first: given.steps[given.first].label };"""
+    found = seen(report, script)
+    assert found["step"] == found["other"] and found["ranks"] == "1" and found["shown"] == ["rank 1"]
     assert 0 <= found["top"] <= 60
+    assert found["address"] == f"#timeline?step={found['first'].removeprefix('Step ')}&rank=1"
 
 
 def test_a_deep_link_lands_though_charts_are_drawn_late(report: Path) -> None:
@@ -126,7 +165,7 @@ def test_the_timeline_finds_counts_and_chooses_ranks(report: Path) -> None:
 
 def test_a_finding_leads_to_where_it_is_seen_on_the_timeline(report: Path) -> None:
     script = """
-      const link = document.querySelector(".findings a[data-finding]"), block = document.querySelector("#timeline .timeline");
+      const link = document.querySelector(".findings a[href*='finding=']"), block = document.querySelector("#timeline .timeline");
       link.click(); await wait(4000);
       return { top: Math.round(document.querySelector("#timeline").getBoundingClientRect().top),
         picked: block.querySelector("[data-picked]").textContent, sentence: link.closest("li").querySelector(".what").textContent };"""

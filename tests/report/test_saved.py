@@ -36,7 +36,7 @@ def test_findings_of_a_saved_document_lead_to_its_tables() -> None:
     finding = Finding("stragglers.rank", "warning", "Rank 1 is late.", evidence="its waits", subject=Subject((1,)))
     found = json.loads(encode(document(job(), {"a": Given([finding], json={"stragglers": [{"rank": 1, "wait_us": 2.0}]})})))
     page = html.render({"saved": Saved(found)}, found, "plotly.min.js")
-    assert '<a href="#stragglers" data-rank="1">its waits</a>' in page and 'id="stragglers"' in page
+    assert '<a href="#stragglers-1.1">its waits</a>' in page and 'id="stragglers-1"' in page
 
 
 @pytest.mark.parametrize(

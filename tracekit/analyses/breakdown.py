@@ -215,6 +215,7 @@ class Breakdown:
             advice="Look for uneven work: pipeline stages, experts or sequences of unequal size, a throttled device. "
             "The kernel table shows which kernels differ between ranks.",
             weight_ns=int(more),
+            row={"Rank": int(str(rank))},
         )
 
     def _variation(self) -> Finding | None:
@@ -234,6 +235,7 @@ class Breakdown:
             unit="share",
             evidence="step lengths in the step breakdown, mean over ranks",
             advice="Profile steps after warm-up, and look at what differs in this one: data loading, a checkpoint, a recompilation.",
+            row={"Step": int(str(steps.idxmax()))},
         )
 
     def _copies(self) -> Finding | None:

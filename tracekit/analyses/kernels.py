@@ -119,7 +119,8 @@ class Kernels:
             text = f"Kernel {_short(row['name'])} takes {more:.0%} longer on rank {row['rank_max']} than on the mean rank"
             text += f" ({format_ns(row['rank_max_ns'])} against {format_ns(row['rank_mean_ns'])}, whole trace)."
             advice = "The ranks run unequal work, or run it at unequal speed: compare the calls of this kernel, then the devices' clocks."
-            found.append(Finding("kernels.uneven", "info", text, more, "share", f"kernel table, {plural(self.ranks, 'rank')}", advice))
+            evidence = f"kernel table, {plural(self.ranks, 'rank')}"
+            found.append(Finding("kernels.uneven", "info", text, more, "share", evidence, advice, row={"Kernel": row["name"]}))
         return found
 
     def sections(self) -> list[Section]:

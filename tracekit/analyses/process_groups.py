@@ -79,7 +79,18 @@ class GroupUse:
         group = self.groups[crossing[0]]
         text = f"Tensor-parallel groups span nodes (process group {group.id}, ranks {members_of(group)})."
         advice = "Place this axis innermost so that its ranks share a node: it communicates in every layer."
-        return [Finding("process_groups.placement", "warning", text, float(len(crossing)), "groups", "hosts in the traces", advice)]
+        return [
+            Finding(
+                "process_groups.placement",
+                "warning",
+                text,
+                float(len(crossing)),
+                "groups",
+                "hosts in the traces",
+                advice,
+                row={"Group": group.id},
+            )
+        ]
 
     def sections(self) -> list[Section]:
         """Who is in which group, and what each group costs."""

@@ -96,7 +96,7 @@ class Units:
         text = f"FSDP gathers {largest['elements']:,} parameters at once: {held}, and every rank holds all of it while it works on it."
         advice = "Shard every block before the model (fully_shard on each; FSDP1: an auto_wrap_policy), so that one is whole at a time."
         severity: Severity = "warning" if largest["elements"] >= thresholds.COARSE_ELEMENTS else "info"
-        return [Finding("units.coarse", severity, text, share, "share", "units in the manifest", advice)]
+        return [Finding("units.coarse", severity, text, share, "share", "units in the manifest", advice, row={"Unit": largest["unit"]})]
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,6 +11,11 @@ from tracekit.units import format_bytes
 
 #: Rows shown before the reader asks for more.
 FIRST_ROWS = 25
+
+#: Numbers that name a row; so many columns do at most, by so many characters each.
+_NAMING = ("Rank", "Step", "Stage", "Layer", "Group", "Expert")
+_NAMED_BY, _LONGEST = 4, 60
+_OTHER = re.compile(r"[^a-z0-9_]+")
 
 Kind = Literal["text", "number", "bytes", "share"]
 
@@ -56,6 +62,24 @@ class ColumnData:
         }
 
 
+def naming(columns: Sequence[ColumnData]) -> list[int]:
+    """The columns that name a row: texts, ranks, steps, stages in front, until the first that measures something. At least the first."""
+    count = next((i for i, column in enumerate(columns) if not (column.kind == "text" or column.title in _NAMING)), len(columns))
+    return list(range(max(1, min(count, _NAMED_BY)))) if columns else []
+
+
+def slug(columns: Sequence[ColumnData], row: int) -> str:
+    """What names a row as a part of an address; the n-th of several that are named alike ends in ``.~n``. ``tables.js`` makes the same."""
+    own = _words(columns, row)
+    alike = sum(_words(columns, above) == own for above in range(row))
+    return f"{own}.~{alike + 1}" if alike else own
+
+
+def _words(columns: Sequence[ColumnData], row: int) -> str:
+    values = (column.values[row] for column in columns)
+    return ".".join("" if value is None else _OTHER.sub("-", str(value).lower())[:_LONGEST].strip("-") for value in values)
+
+
 @dataclass(frozen=True)
 class TableData:
     """A table ready for the page. ``total`` rows exist, ``rows`` of them are here."""
@@ -72,6 +96,7 @@ class TableData:
         """What the page's script gets."""
         return {
             "first": FIRST_ROWS,
+            "naming": naming(self.columns),
             "columns": [column.payload() for column in self.columns],
         }
 

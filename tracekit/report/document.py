@@ -16,6 +16,7 @@ from tracekit.job.model import Job
 from tracekit.job.runs import Run
 from tracekit.notes import sentence, sentences
 from tracekit.report.operations import operations_json, time_zero
+from tracekit.report.places import Places, chapters_of
 from tracekit.report.text import encodable
 from tracekit.trace.events import Coverage
 from tracekit.units import NULL, microseconds
@@ -68,7 +69,7 @@ def document(job: Job, results: Mapping[str, Result], *, operations: bool = Fals
         **{key: given.pop(key, None) for key in ANALYSIS_KEYS},
         **given,
         "not_measured": clean(not_measured),
-        "findings": [clean(_finding(finding)) for finding in of_job(results)],
+        "findings": _findings(results),
     }
 
 
@@ -148,6 +149,13 @@ def _coverage(entry: Coverage) -> dict[str, Any]:
         "arrows": entry.arrows,
         "problems": entry.problems,
     }
+
+
+def _findings(results: Mapping[str, Result]) -> list[dict[str, Any]]:
+    """All findings in order, each with the place of the report that shows it."""
+    places = Places(chapters_of(results))
+    entries = [(finding, clean(_finding(finding))) for finding in of_job(results)]
+    return [{**entry, "evidence_at": clean(places.of({**entry, "row": finding.row}))} for finding, entry in entries]
 
 
 def _finding(finding: Finding) -> dict[str, Any]:

@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tracekit.files import write_atomically
-from tracekit.findings import Chart, Result, Section, Table, Timeline
+from tracekit.findings import Chart, Result, Table, Timeline
 from tracekit.report import coverage, figures, overview
 from tracekit.report.pages import drawn_page, embedded, figure_block, table_block
+from tracekit.report.places import Chapter, Places, chapters_of
 from tracekit.report.text import visible
 from tracekit.report.timeline import by_name, timeline_data
+from tracekit.units import NULL
 
 _SCRIPTS = ("unpack.js", "page.js", "tables.js", "charts.js", "timeline.js", "rank.js")
 
@@ -32,14 +34,10 @@ def write(path: str | os.PathLike[str], results: Mapping[str, Result], document:
 
 def parts(results: Mapping[str, Result], document: Mapping[str, Any], plotly_js: str = "inline") -> list[bytes]:
     """The page in pieces; one of them is what ``plotly_code.plotly_element`` gives."""
-    sections = [(analysis, section) for analysis, result in results.items() for section in result.sections()]
-    chapters = _chapters([section for _, section in sections], document["findings"])
-    places: dict[str, str] = {"coverage": "coverage"}
-    for (analysis, _), chapter in zip(sections, chapters, strict=True):
-        places.setdefault(analysis, chapter["id"])
-    for chapter in chapters:  # of a saved document a chapter is called by its list, most often as the analysis is
-        places.setdefault(chapter["id"], chapter["id"])
-    seen = {number for chapter in chapters for block in chapter["blocks"] for number in block.get("findings", ())}
+    found = chapters_of(results)
+    chapters = [_chapter(chapter, document["findings"]) for chapter in found]
+    seen = {number: at for chapter in chapters for block in chapter["blocks"] for number, at in block.get("findings", {}).items()}
+    places = Places(found)
     content = {
         **_head(document, places),
         "seen": seen,
@@ -50,7 +48,7 @@ def parts(results: Mapping[str, Result], document: Mapping[str, Any], plotly_js:
     return drawn_page("report.html", content, _SCRIPTS, plotly_js)
 
 
-def _head(document: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, Any]:
+def _head(document: Mapping[str, Any], places: Places) -> dict[str, Any]:
     folder = coverage.common_folder([entry["file"] for entry in document["coverage"]])
     return {
         "name": visible(folder.rstrip("/").rpartition("/")[2])[:120],
@@ -64,17 +62,14 @@ def _head(document: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, A
     }
 
 
-#: Findings whose id does not begin with the analysis that shows them.
-_ANALYSIS = {"links": "stragglers"}
-
-
-def _evidence(finding: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, Any]:
-    """A finding with the chapter that shows it (the one of its analysis), and the one rank that it is about."""
+def _evidence(finding: Mapping[str, Any], places: Places) -> dict[str, Any]:
+    """A finding with the place in the page that shows it, and the one rank that it is about."""
     ranks = (finding.get("subject") or {}).get("ranks") or []
-    subject = str(finding["id"]).partition(".")[0]
+    named = (finding.get("evidence_at") or {}).get("row") or []
+    place = places.of({**finding, "row": {one["column"]: one["value"] for one in named if one["value"] is not None}})
     shown = {
         "consequences": list(dict.fromkeys(finding.get("consequences") or [])),
-        "place": places.get(_ANALYSIS.get(subject, subject), ""),
+        "place": place["anchor"] if place is not None else "",
         "rank": ranks[0] if len(ranks) == 1 else None,
     }
     return {**finding, **shown, "gain_us": overview.gain_of(finding)}
@@ -89,15 +84,9 @@ def _coverage(document: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _chapters(sections: Sequence[Section], findings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    result: list[dict[str, Any]] = []
-    for number, section in enumerate(sections, 1):
-        name = section.name or f"chapter-{number}"
-        if name in (chapter["id"] for chapter in result):
-            name = f"{name}-{number}"
-        blocks = [_block(chart, f"{name}-{index}", findings) for index, chart in enumerate(section.charts, 1)]
-        result.append({"id": name, "title": section.title, "lead": section.lead, "blocks": blocks})
-    return result
+def _chapter(chapter: Chapter, findings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    blocks = [_block(chart, key, findings) for key, chart in chapter.blocks]
+    return {"id": chapter.id, "title": chapter.section.title, "lead": chapter.section.lead, "blocks": blocks}
 
 
 def _block(chart: Chart, key: str, findings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -112,9 +101,15 @@ def _block(chart: Chart, key: str, findings: Sequence[Mapping[str, Any]]) -> dic
             "note": chart.note,
             "spans": data.spans,
             "steps": len(data.steps),
-            "findings": sorted({number for number, *_ in data.findings}),
+            "findings": {number: _address(data.steps[step].number, rank) for number, step, *_, rank in reversed(data.findings)},
             "left_out": data.left_out,
             "data": embedded(data.payload()),
             "table": table_block(by_name(chart), f"{key}-names"),
         }
     return figure_block(chart, key, figures.figure(chart))
+
+
+def _address(step: int, rank: int) -> str:
+    """What a link to the timeline says of a step and a rank."""
+    parts = ([] if step == NULL else [f"step={step}"]) + ([] if rank < 0 else [f"rank={rank}"])
+    return "&".join(parts)

@@ -141,10 +141,16 @@ class Collectives:
         most = "" if row["complete"] else "at most "
         speed = speed if row["complete"] else speed.replace(" at ", " at least at ", 1)
         text += f"{most}{format_ns(row['transfer_ns'])} each{speed}."
-        return [Finding("collectives.costliest", "info", text, row["transfer_ns"] / NS_PER_US, "us", self._evidence(row))]
+        return [Finding("collectives.costliest", "info", text, row["transfer_ns"] / NS_PER_US, "us", self._evidence(row), row=_place(row))]
 
     def _evidence(self, row: pd.Series[Any]) -> str:
         return f"group {self.groups[row['group']].id} in the collective table" if row["group"] >= 0 else "the collective table"
+
+
+def _place(row: pd.Series[Any]) -> dict[str, int | str]:
+    """The row of the collective table by axis, or of that by group where both are the same."""
+    said = {"Axis": row["axis"], "Kind": row["kind"], "Purpose": row["purpose"]}
+    return {**said, "Full size": int(row["full_bytes"])} if row["full_bytes"] != NULL else said
 
 
 _WRONG = "sizes or times in the traces are wrong there"

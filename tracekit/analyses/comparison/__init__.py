@@ -91,7 +91,13 @@ def _agreement(lines: Sequence[Line]) -> list[Finding]:
     equal = sum(each.verdict == MATCH for each in judged)
     text = f"{equal} of {len(judged)} predicted figures of memory and traffic are what was measured."
     advice = "" if equal == len(judged) else "The table Predicted and measured says what differs, and why."
-    return [Finding("comparison.agreement", "info", text, equal / len(judged), "share", "comparison", advice)]
+    shown = _row(next((each for each in judged if each.verdict != MATCH), judged[0]))
+    return [Finding("comparison.agreement", "info", text, equal / len(judged), "share", "comparison", advice, row=shown)]
+
+
+def _row(line: Line) -> dict[str, int | str]:
+    """The row of a figure in its table."""
+    return {"Quantity": line.quantity} | ({} if line.rank is None else {"Rank": line.rank})
 
 
 def _with_itself(lines: Sequence[Line]) -> list[Finding]:
@@ -113,7 +119,7 @@ def _with_itself(lines: Sequence[Line]) -> list[Finding]:
         moved, reduced = format_bytes(first.measured or 0), format_bytes(first.predicted or 0)
         text = f"Along {axis} a gather moves {moved}, a reduction {reduced}: {first.why}."
     advice = "The table Traffic beside itself has every figure; a manifest of the recorder would tell what was meant."
-    return [Finding("comparison.agreement", "info", text, share, "share", "Traffic beside itself", advice)]
+    return [Finding("comparison.agreement", "info", text, share, "share", "Traffic beside itself", advice, row=_row(first))]
 
 
 def _differences(lines: Sequence[Line]) -> list[Finding]:
@@ -128,7 +134,9 @@ def _differences(lines: Sequence[Line]) -> list[Finding]:
         _, axis, kind, purpose = quantity.split(".", 3)
         where = f"{kind} over {axis} ({purpose})"
         figures = f"the model predicts {first.predicted:.0f} {first.unit} a step, {first.measured:.0f} were seen"
-        result.append(Finding("comparison.collectives", "warning", f"{where}: {figures}: {why}.", first.ratio, "ratio", "comparison"))
+        result.append(
+            Finding("comparison.collectives", "warning", f"{where}: {figures}: {why}.", first.ratio, "ratio", "comparison", row=_row(first))
+        )
     return result
 
 
@@ -141,7 +149,7 @@ def _peaks(lines: Sequence[Line]) -> list[Finding]:
     sizes = f"{format_bytes(worst.measured or 0)}, not {format_bytes(worst.predicted or 0)}"
     text = f"The peak of rank {worst.rank} is {worst.ratio:.2f} times the model's ({sizes}): {worst.why}."
     severity: Severity = "warning" if (worst.ratio or 1) > 1 else "info"
-    return [Finding("comparison.peak", severity, text, worst.ratio, "ratio", "comparison")]
+    return [Finding("comparison.peak", severity, text, worst.ratio, "ratio", "comparison", row=_row(worst))]
 
 
 def _slow_links(found: Sequence[Link], hardware: Hardware | None) -> list[Finding]:

@@ -25,6 +25,7 @@ from tracekit.units import listed, plural
 
 ORDER = 47
 
+_EVIDENCE = "experts, all recorded steps"
 _NOTHING = "no manifest tells the load of experts, and no exchange runs along an expert axis"
 
 
@@ -81,9 +82,9 @@ class Experts:
         if worst.layer.padding:  # nobody waits for the fullest rank
             text += " Exchanges are padded: every rank computes as many rows, those without a token for nothing."
             advice = "Balance the router (auxiliary loss, or a bias without one): fewer tokens are dropped, and fewer rows are empty."
-            return [Finding("experts.imbalance_padded", "info", text, value, "most / mean", "experts, all recorded steps", advice)]
+            return [Finding("experts.imbalance_padded", "info", text, value, "most / mean", _EVIDENCE, advice, row={"Layer": worst.label})]
         advice = "Balance the router (auxiliary loss, or a bias without one), give experts a capacity, or place busy experts apart."
-        return [Finding("experts.imbalance", severity, text, value, "most / mean", "experts, all recorded steps", advice)]
+        return [Finding("experts.imbalance", severity, text, value, "most / mean", _EVIDENCE, advice, row={"Layer": worst.label})]
 
     def _dropped(self) -> list[Finding]:
         known = [load for load in self.loads if load.dropped_share is not None]
@@ -96,9 +97,21 @@ class Experts:
         text = f"{dropped / choices:.1%} of the tokens' choices of experts are dropped ({dropped:,} of {choices:,})"
         text += f", most in {worst.name} ({worst.dropped_share:.1%})." if len(known) > 1 else "."
         advice = "Raise the capacity factor or balance the router; a dropped token passes the layer by."
-        return [Finding("experts.dropped", severity, text, dropped / choices, "share of choices", "experts, dropped_tokens", advice)]
+        return [
+            Finding(
+                "experts.dropped",
+                severity,
+                text,
+                dropped / choices,
+                "share of choices",
+                "experts, dropped_tokens",
+                advice,
+                row={"Layer": worst.label},
+            )
+        ]
 
     def _unused(self) -> list[Finding]:
+        labels = {load.name: load.label for load in self.loads}
         idle = {load.name: [e for e, tokens in load.tokens_by_expert.items() if not tokens] for load in self.loads}
         idle = {name: experts for name, experts in idle.items() if experts}
         if not idle:
@@ -106,13 +119,17 @@ class Experts:
         count, name = sum(map(len, idle.values())), max(idle, key=lambda layer: len(idle[layer]))
         text = f"{plural(count, 'expert')} got no token in any recorded step, most in {name}: {listed(idle[name])}."
         advice = "In a few steps that may be chance; over many the router has collapsed, and these parameters are not trained."
-        return [Finding("experts.unused", "info", text, float(count), "experts", "experts, tokens_by_expert", advice)]
+        return [
+            Finding(
+                "experts.unused", "info", text, float(count), "experts", "experts, tokens_by_expert", advice, row={"Layer": labels[name]}
+            )
+        ]
 
     def _heatmap(self, what: str, loads: Sequence[dict[int, Any]]) -> Heatmap | None:
         columns = sorted({key for load in loads for key in load})
         if not columns:
             return None
-        names = [load.layer.name or f"group {load.group}" for load in self.loads]
+        names = [load.label for load in self.loads]
         values = [[load.get(column) for column in columns] for load in loads]
         shown = [str(column) for column in columns]
         return Heatmap(f"Tokens by layer and {what}", shown, names, values, "tokens", x_title=what, note="Summed over all recorded steps.")

@@ -72,6 +72,11 @@ class Load:
         return self.layer.name or f"the experts of group {self.group}"
 
     @property
+    def label(self) -> str:
+        """For a table."""
+        return self.layer.name or f"group {self.group}"
+
+    @property
     def dropped_share(self) -> float | None:
         """Dropped choices of tokens, of all."""
         if self.layer.dropped is None or self.layer.routed is None or not self.layer.dropped + self.layer.routed:
@@ -87,7 +92,7 @@ class Load:
         """The row of table LAYERS."""
         layer, worst = self.layer, self.worst
         return {
-            "label": layer.name or f"group {self.group}",
+            "label": self.label,
             "layer": layer.name,
             "group": self.group,
             "axis": self.axis,

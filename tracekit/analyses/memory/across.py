@@ -7,7 +7,7 @@ from statistics import median
 
 from tracekit.analyses import _thresholds as thresholds
 from tracekit.analyses.memory.rows import RankMemory, main_devices
-from tracekit.findings import Finding
+from tracekit.findings import Finding, Severity
 from tracekit.memory.growth import Growing
 from tracekit.units import format_bytes, listed, plural
 from tracekit.vocabulary import CATEGORIES
@@ -41,7 +41,7 @@ def spread(ranks: Sequence[RankMemory]) -> Iterator[Finding]:
         f"{_above(high, ranks)}. Most of it is {name.replace('_', ' ')} ({format_bytes(gap)} more{_larger(high, low, name, gap)})."
     )
     advice = _ADVICE.get(name, "Look at the owners of both ranks at their peaks.")
-    yield Finding("memory.imbalance", severity, text, (top - bottom) / top, "ratio of peak", _EVIDENCE, advice)
+    yield Finding("memory.imbalance", severity, text, (top - bottom) / top, "ratio of peak", _EVIDENCE, advice, row=high.place)
 
 
 def _above(high: RankMemory, ranks: Sequence[RankMemory]) -> str:
@@ -79,7 +79,8 @@ def foreign(rows: Sequence[RankMemory], hosts: dict[int, str]) -> Iterator[Findi
         gpu = device.rpartition(":")[2]
         text = f"Rank {row.rank} holds {_size(held or 0)} on GPU {gpu} ({device}){whose}; its own is {mine}."
         advice = "Call torch.cuda.set_device(local_rank) before anything else uses CUDA, and load checkpoints with map_location."
-        yield Finding("memory.foreign_device", "warning" if owners else "info", text, float(held or 0), "bytes", _EVIDENCE, advice)
+        severity: Severity = "warning" if owners else "info"
+        yield Finding("memory.foreign_device", severity, text, float(held or 0), "bytes", _EVIDENCE, advice, row=row.place)
 
 
 def _is_other(device: str, mine: str) -> bool:
@@ -102,7 +103,9 @@ def grows(rows: Sequence[RankMemory]) -> Iterator[Finding]:
         "Keep numbers instead of tensors (loss.item(), .detach()), and empty lists and caches that hold tensors of past steps; "
         "the line of code says who made them."
     )
-    yield Finding("memory.growth", severity, text, float(amount), "bytes per step", "memory at the ends of the steps", advice)
+    yield Finding(
+        "memory.growth", severity, text, float(amount), "bytes per step", "memory at the ends of the steps", advice, row=row.place
+    )
 
 
 def _owner(one: Growing) -> str:

@@ -21,12 +21,14 @@ def failures(rows: Sequence[RankMemory]) -> Iterator[Finding]:
         if row.memory.failures:
             text, last = _request(row, "ran out of memory", row.memory.failures)
             advice = last.remedy()
-            yield Finding("memory.out_of_memory", "critical", f"{text}.", float(last.requested), "bytes", "memory history", advice)
+            size = float(last.requested)
+            yield Finding("memory.out_of_memory", "critical", f"{text}.", size, "bytes", "memory history", advice, row=row.place)
         if row.memory.retries:
             text, last = _request(row, "had to give cached memory back before a request fitted", row.memory.retries)
             text += f"; {format_bytes(last.given_back)} in {plural(last.segments, 'segment')} were given back."
             advice = f"{last.remedy()} Giving back stops the device."
-            yield Finding("memory.allocation_retries", "warning", text, float(last.requested), "bytes", "memory history", advice)
+            size = float(last.requested)
+            yield Finding("memory.allocation_retries", "warning", text, size, "bytes", "memory history", advice, row=row.place)
 
 
 def _request(row: RankMemory, what: str, found: Sequence[OutOfMemory]) -> tuple[str, OutOfMemory]:
@@ -52,7 +54,9 @@ def fragmentation(rows: Sequence[RankMemory]) -> Iterator[Finding]:
         f"At {when}, {worst.share:.0%} of reserved memory is not in use: {format_bytes(worst.unused)} of "
         f"{format_bytes(worst.reserved)}{_pieces(worst)}.{_pinned(row)}"
     )
-    yield Finding("memory.fragmentation", severity, text, worst.share, "ratio of reserved", "allocated and reserved memory", _ADVICE)
+    yield Finding(
+        "memory.fragmentation", severity, text, worst.share, "ratio of reserved", "allocated and reserved memory", _ADVICE, row=row.place
+    )
 
 
 def _pieces(worst: Fragmentation) -> str:

@@ -155,4 +155,5 @@ def outside(records: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     what = listed(told) if told else "CUDA contexts, libraries, NCCL and other processes; which of them is not recorded"
     text = f"{format_bytes(size)} of {format_bytes(total)} on {worst['device']}{where} are in use outside of torch's allocator: {what}."
     advice = "Look at nvidia-smi for other processes; fewer process groups, or smaller NCCL_BUFFSIZE, take less for NCCL."
-    yield Finding("memory.outside", severity, text, size / total, "share of the device", "memory of whole devices", advice)
+    row = {"Host": worst["host"] or "", "Device": worst["device"]}
+    yield Finding("memory.outside", severity, text, size / total, "share of the device", "memory of whole devices", advice, row=row)

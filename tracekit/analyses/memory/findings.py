@@ -42,7 +42,7 @@ def _peak(row: RankMemory, ranks: int) -> Finding:
     place = f" in {', '.join(when)}" if when else ""
     most = "the most of all ranks" if ranks > 1 else "its most"
     text = f"{row.label[0].upper()}{row.label[1:]} holds {least}{format_bytes(peak)}{place}, {most}" + (f": {parts}." if parts else ".")
-    return Finding("memory.peak", "info", text, float(peak), "bytes", _EVIDENCE)
+    return Finding("memory.peak", "info", text, float(peak), "bytes", _EVIDENCE, row=row.place)
 
 
 def _gathered(row: RankMemory, units_of_job: int, reshards: bool | None) -> Iterator[Finding]:
@@ -67,7 +67,7 @@ def _gathered(row: RankMemory, units_of_job: int, reshards: bool | None) -> Iter
         f"{plural(len(amounts), 'unit')} ({names}) hold full parameters at the peak of {row.label}: "
         f"{why} costs {format_bytes(extra)}, {extra / (row.memory.peak or 1):.0%} of the peak."
     )
-    yield Finding("memory.gathered", severity, text, float(extra), "bytes", _EVIDENCE, advice)
+    yield Finding("memory.gathered", severity, text, float(extra), "bytes", _EVIDENCE, advice, row=row.place)
 
 
 def _buckets(ranks: Sequence[RankMemory]) -> Iterator[Finding]:
@@ -76,12 +76,13 @@ def _buckets(ranks: Sequence[RankMemory]) -> Iterator[Finding]:
         for row in ranks
     }
     label, amount = max(amounts.items(), key=lambda item: item[1])
-    peak = next(row.memory.peak or 0 for row in ranks if row.label == label)
+    worst = next(row for row in ranks if row.label == label)
+    peak = worst.memory.peak or 0
     severity = thresholds.BUCKETS.of(amount / peak) if peak else None
     if severity is not None:
         text = f"DDP's buckets hold every gradient a second time: {format_bytes(amount)} on {label}, {amount / peak:.0%} of its peak."
         advice = "Build DistributedDataParallel with gradient_as_bucket_view=True: gradients then live in the buckets."
-        yield Finding("memory.ddp_buckets", severity, text, float(amount), "bytes", _EVIDENCE, advice)
+        yield Finding("memory.ddp_buckets", severity, text, float(amount), "bytes", _EVIDENCE, advice, row=worst.place)
 
 
 def _logits(row: RankMemory) -> Iterator[Finding]:
@@ -90,7 +91,7 @@ def _logits(row: RankMemory) -> Iterator[Finding]:
     if severity is not None and row.memory.peak:
         text = f"The loss holds {format_bytes(amount)} of logits at the peak of {row.label}, {amount / row.memory.peak:.0%} of it."
         advice = "Compute the loss in chunks of tokens, or with a fused kernel that keeps no logits, or shard the vocabulary."
-        yield Finding("memory.logits", severity, text, float(amount), "bytes", _EVIDENCE, advice)
+        yield Finding("memory.logits", severity, text, float(amount), "bytes", _EVIDENCE, advice, row=row.place)
 
 
 def _unknown(row: RankMemory) -> Iterator[Finding]:
@@ -118,7 +119,7 @@ def _share(row: RankMemory, category: str, levels: thresholds.Levels, text: str,
     severity = levels.of(amount / peak) if peak else None
     if severity is not None:
         said = text.format(amount=format_bytes(amount), label=row.label, share=f"{amount / peak:.0%}")
-        yield Finding(f"memory.{category}", severity, said, float(amount), "bytes", _EVIDENCE, advice)
+        yield Finding(f"memory.{category}", severity, said, float(amount), "bytes", _EVIDENCE, advice, row=row.place)
 
 
 def category_label(category: str) -> str:

@@ -27,6 +27,11 @@ class RankMemory:
         """``rank 3 (cuda:3)``."""
         return f"rank {self.rank} ({self.memory.device})" if self.memory.device else f"rank {self.rank}"
 
+    @property
+    def place(self) -> dict[str, int | str]:
+        """Its row in the table of every rank and device."""
+        return {"Rank": self.rank, **({"Device": self.memory.device} if self.memory.device else {})}
+
 
 def rows_of(job: Job, analysis: str) -> list[RankMemory]:
     """One row a rank and device, in order of both."""

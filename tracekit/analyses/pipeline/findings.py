@@ -92,7 +92,9 @@ def _unequal(summary: Summary, gaps: pd.DataFrame) -> list[Finding]:
     advice = "Give it fewer layers; embedding and head count as layers, and a large vocabulary makes the last stage the slowest."
     excess = round((most - mean) * summary.micro_batches)
     evidence = "pipeline, mean duration of the pieces of every stage"
-    return [Finding("pipeline.unequal_stages", severity, text, above, "share above mean", evidence, advice, excess)]
+    return [
+        Finding("pipeline.unequal_stages", severity, text, above, "share above mean", evidence, advice, excess, row={"Stage": stages[0]})
+    ]
 
 
 def rank_work(gaps: pd.DataFrame, batches: int) -> pd.DataFrame:

@@ -71,17 +71,25 @@ const tracekit = (() => {
   };
 
   // Charts are drawn late and change the height of what is above a target: stay with it until the reader moves or all is still.
-  function land(id) {
-    const target = id && document.getElementById(id);
+  // A row of a table (#pipeline-3.2) is looked for by its table; what stands behind ? (#timeline?step=4&rank=7) says what a chapter shows.
+  let leave = () => {};
+  function land(place) {
+    leave();
+    const [id, rest] = place.split("?");
+    if (rest !== undefined) document.dispatchEvent(new CustomEvent("tracekit:at", { detail: { id, at: new URLSearchParams(rest) } }));
+    if (id.includes(".")) document.dispatchEvent(new CustomEvent("tracekit:row", { detail: { id } }));
+    const target = id && (document.getElementById(id) ?? document.getElementById(id.split(".")[0]));
     if (!target) return;
+    const block = target.matches("tr") ? "center" : "start";
     const folded = target.closest("details");
     if (folded) folded.open = true;
     let watching = true;
-    const go = () => { if (watching) target.scrollIntoView({ behavior: "instant", block: "start" }); };
+    const go = () => { if (watching) target.scrollIntoView({ behavior: "instant", block, inline: "nearest" }); };
     const watcher = new ResizeObserver(go), stop = () => { watching = false; watcher.disconnect(); };
     for (const kind of ["wheel", "touchstart", "keydown", "pointerdown"]) window.addEventListener(kind, stop, { once: true, passive: true });
     watcher.observe(document.querySelector("main"));
     setTimeout(stop, 3000);
+    leave = stop; // the next target takes over
     go();
   }
   window.addEventListener("hashchange", () => land(decodeURIComponent(location.hash.slice(1))));
@@ -91,8 +99,7 @@ const tracekit = (() => {
     if (!link) return;
     const id = link.hash.slice(1);
     if (link.dataset.rank !== undefined) document.dispatchEvent(new CustomEvent("tracekit:rank", { detail: { id, rank: Number(link.dataset.rank) } }));
-    if (link.dataset.finding !== undefined) document.dispatchEvent(new CustomEvent("tracekit:finding", { detail: { id, finding: Number(link.dataset.finding) } }));
-    if (location.hash === link.hash) land(id);
+    if (location.hash === link.hash) land(decodeURIComponent(id));
   });
 
   const links = new Map([...document.querySelectorAll("nav li a")].map((link) => [link.hash.slice(1), link]));

@@ -3,7 +3,7 @@
 for (const block of document.querySelectorAll(".block.table")) {
   const body = block.querySelector("tbody");
   if (!body) continue;
-  let table = null, order = null, all = false, sorted = -1, descending = false, words = [], lit = () => false;
+  let table = null, order = null, all = false, sorted = -1, descending = false, words = [], lit = () => false, named = -1, address = "";
   const count = block.querySelector("[data-count]"), more = block.querySelector("[data-all]");
 
   const load = () => {
@@ -59,6 +59,20 @@ for (const block of document.querySelectorAll(".block.table")) {
     return element;
   }
 
+  // The addresses of rows: what names them, as cells.py has it.
+  function slugs() {
+    const seen = new Map();
+    return [...Array(table.size).keys()].map((row) => {
+      const words = table.naming.map((index) => {
+        const value = table.columns[index].values[row];
+        return value === null ? "" : String(value).toLowerCase().replace(/[^a-z0-9_]+/g, "-").slice(0, 60).replace(/^-+|-+$/g, "");
+      });
+      const own = words.join("."), alike = (seen.get(own) ?? 0) + 1;
+      seen.set(own, alike);
+      return alike > 1 ? own + ".~" + alike : own;
+    });
+  }
+
   function draw() {
     load();
     const rows = words.length ? order.filter(kept) : order;
@@ -66,6 +80,7 @@ for (const block of document.querySelectorAll(".block.table")) {
     body.replaceChildren(...shown.map((row) => {
       const line = document.createElement("tr");
       line.classList.toggle("lit", lit(row));
+      if (row === named) line.id = address;
       line.append(...table.columns.map((column) => cell(column, column.values[row])));
       return line;
     }));
@@ -73,6 +88,21 @@ for (const block of document.querySelectorAll(".block.table")) {
     count.textContent = part + rows.length + (rows.length === 1 ? " row" : " rows") + (words.length ? (rows.length === 1 ? " that matches, " : " that match, ") + table.size + " in all" : "");
     if (more) { more.hidden = rows.length <= table.first; more.textContent = all ? "Show fewer" : "Show all " + rows.length; }
   }
+
+  // A link to one row: it is shown, whatever was looked for or sorted before, and marked.
+  document.addEventListener("tracekit:row", (event) => {
+    if (!event.detail.id.startsWith(block.id + ".")) return;
+    load();
+    const row = slugs().indexOf(event.detail.id.slice(block.id.length + 1));
+    if (row < 0) return;
+    const filter = block.querySelector("[data-filter]");
+    if (words.length && !kept(row)) { words = []; filter.value = ""; }
+    named = row;
+    address = event.detail.id;
+    lit = (each) => each === row;
+    if ((words.length ? order.filter(kept) : order).indexOf(row) >= table.first) all = true;
+    draw();
+  });
 
   // A link to this chapter that is about one rank: its rows are shown and marked.
   document.addEventListener("tracekit:rank", (event) => {

@@ -427,6 +427,13 @@ for (const block of document.querySelectorAll(".block.timeline")) {
     relayout();
   }
 
+  // What is chosen stands in the page's address, to be sent on.
+  function addressed() {
+    const step = /^Step (\d+)$/.exec(given.steps[current].label), ranks = block.querySelector("[data-ranks]")?.value.replace(/\s+/g, "");
+    const parts = [step && "step=" + step[1], ranks && chosen(ranks) && "rank=" + ranks].filter(Boolean);
+    history.replaceState(null, "", "#" + block.closest("section").id + (parts.length ? "?" + parts.join("&") : ""));
+  }
+
   // The place where a finding can be seen: its step, its ranks, the longest of its stretches.
   function point(number) {
     const places = given.findings.filter((place) => place[0] === number);
@@ -555,7 +562,7 @@ for (const block of document.querySelectorAll(".block.timeline")) {
     block.querySelector("[data-ranks]").addEventListener("change", (event) => {
       const wanted = chosen(event.target.value);
       event.target.setAttribute("aria-invalid", String(wanted === null));
-      if (wanted) choose((name) => wanted.has(rankOf(name)));
+      if (wanted) { choose((name) => wanted.has(rankOf(name))); addressed(); }
     });
     if (groups.length < 2) block.querySelector("[data-ranks]").closest("label").remove();
     const steps = block.querySelector("[data-step]");
@@ -566,7 +573,7 @@ for (const block of document.querySelectorAll(".block.timeline")) {
       steps.append(option);
     });
     steps.value = String(current);
-    steps.addEventListener("change", () => turn(Number(steps.value)));
+    steps.addEventListener("change", () => { turn(Number(steps.value)); addressed(); });
     if (given.steps.length < 2) steps.closest("label").remove();
     block.querySelector("[data-save]").addEventListener("click", picture);
     block.querySelector("[data-rows]").addEventListener("click", listing);
@@ -587,10 +594,19 @@ for (const block of document.querySelectorAll(".block.timeline")) {
   }
   tracekit.whenSeen(stage, start);
 
-  // A link to this chapter that is about one rank, or leads to where a finding can be seen.
+  // A link to this chapter that is about one rank, or says in its address what is shown: a step, ranks, the place of a finding.
   function follow(kind, act) {
     document.addEventListener(kind, (event) => { if (block.closest("section").id === event.detail.id) { start(); act(event.detail); } });
   }
   follow("tracekit:rank", (detail) => choose((name) => name === "rank " + detail.rank));
-  follow("tracekit:finding", (detail) => point(detail.finding));
+  follow("tracekit:at", ({ at }) => {
+    const step = given.steps.findIndex((each) => each.label === "Step " + at.get("step")), ranks = chosen(at.get("rank") ?? "");
+    if (step >= 0) turn(step);
+    if (ranks) {
+      choose((name) => ranks.has(rankOf(name)));
+      const input = block.querySelector("[data-ranks]");
+      if (input) input.value = at.get("rank");
+    }
+    if (at.has("finding")) point(Number(at.get("finding")));
+  });
 }
