@@ -11,12 +11,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tracekit.compiled import late
 from tracekit.graph.step_graph import StepGraph, launch_bound
 from tracekit.job.activity import Work
-from tracekit.trace.events import Int64Array
+from tracekit.trace.events import Int32Array, Int64Array
 
 COMPUTE, COMMUNICATION, COPY, HOST, IDLE = range(5)
 KINDS = ("compute", "communication", "copy", "host", "idle")
+#: What a piece is while the chain is followed: its node ran, or was not let to.
+_RAN, _LACKED = 0, 1
 
 
 @dataclass(frozen=True)
@@ -35,26 +38,44 @@ def critical_path(graph: StepGraph) -> CriticalPath:
     order = joined[np.lexsort((graph.start[joined], graph.join[joined]))]
     latest = np.full(graph.joins, -1, np.int64)
     latest[graph.join[order]] = order  # of equal numbers the last one stays
-    bound = launch_bound(graph)
-    of_work = {Work.COMPUTE: COMPUTE, Work.COMMUNICATION: COMMUNICATION, Work.COPY: COPY}
-    pieces: list[tuple[int, int, int, int]] = []
-    node, until = int(np.argmax(graph.end)), int(graph.end.max())
-    first, source, start, end = graph.first.tolist(), graph.source, graph.start, graph.end
-    for _ in range(len(graph)):
-        at = node if graph.join[node] < 0 else int(latest[graph.join[node]])
-        begin = int(start[at])
-        if begin < until:
-            pieces.append((node, of_work[Work(int(graph.work[node]))], begin, until))
-            until = begin
-        causes = source[first[at] : first[at + 1]]
-        causes = causes[start[causes] < start[at]]
-        before = int(causes[np.argmax(end[causes])]) if len(causes) else -1
-        ready = int(end[before]) if before >= 0 else graph.begin
+    opens = np.arange(len(graph), dtype=np.int64)
+    opens[joined] = latest[graph.join[joined]]
+    pieces = _chain(int(np.argmax(graph.end)), graph.begin, graph.first, graph.source, opens, graph.start, graph.end)[::-1]
+    pieces = pieces[pieces[:, 3] > pieces[:, 2]]
+    node = pieces[:, 0]
+    of_work = np.zeros(int(max(Work)) + 1, np.int64)
+    of_work[[Work.COMPUTE, Work.COMMUNICATION, Work.COPY]] = COMPUTE, COMMUNICATION, COPY
+    kind = np.where(pieces[:, 1] == _RAN, of_work[graph.work[node]], np.where(launch_bound(graph)[node], HOST, IDLE))
+    return CriticalPath(node, kind, pieces[:, 2], pieces[:, 3])
+
+
+@late
+def _chain(
+    node: int, begin: int, first: Int64Array, source: Int32Array, opens: Int64Array, start: Int64Array, end: Int64Array
+) -> Int64Array:
+    """Pieces (node, _RAN or _LACKED, start, end) from the end of ``node`` back to ``begin``. ``opens``: the member of each node's join that
+    came last, the node itself where it is in none.
+    """
+    pieces = np.empty((2 * len(start), 4), np.int64)
+    count = 0
+    until = end[node]
+    for _ in range(len(start)):
+        at = opens[node]
+        if start[at] < until:
+            pieces[count, 0], pieces[count, 1], pieces[count, 2], pieces[count, 3] = node, _RAN, start[at], until
+            count += 1
+            until = start[at]
+        before = -1
+        for k in range(first[at], first[at + 1]):
+            cause = source[k]
+            if start[cause] < start[at] and (before < 0 or end[cause] > end[before]):
+                before = cause
+        ready = begin if before < 0 else max(end[before], begin)
         if ready < until:
-            pieces.append((at, HOST if bound[at] else IDLE, max(ready, graph.begin), until))
-            until = max(ready, graph.begin)
+            pieces[count, 0], pieces[count, 1], pieces[count, 2], pieces[count, 3] = at, _LACKED, ready, until
+            count += 1
+            until = ready
         if before < 0:
             break
         node = before
-    columns = np.array([piece for piece in reversed(pieces) if piece[3] > piece[2]], np.int64).reshape(-1, 4)
-    return CriticalPath(columns[:, 0], columns[:, 1], columns[:, 2], columns[:, 3])
+    return pieces[:count]

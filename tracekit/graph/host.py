@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from tracekit.trace.correlate import nesting_order
 from tracekit.trace.events import Category, Int32Array, Int64Array, RankTables
 from tracekit.units import NULL
 
@@ -45,7 +46,7 @@ def doing_at(tables: RankTables, lane: Int32Array, times: Int64Array, wanted: Ca
     if not len(rows) or not len(times):
         return result
     start, end, on = tables.ts[rows], tables.ts[rows] + tables.dur[rows], tables.lane[rows].astype(np.int64)
-    order = np.lexsort((-end, start, on))
+    order = nesting_order(on, start, end)
     queries = np.lexsort((times, lane))
     own = np.full(len(times), len(rows), np.int64)
     found = innermost(on[order], start[order], end[order], lane[queries].astype(np.int64), times[queries], own)

@@ -118,10 +118,17 @@ class StepGraph:
     def each_step_ns(self, times: tuple[Int64Array, Int64Array]) -> Int64Array:
         """Length of each step [ns] from its first start to its last end on any rank."""
         low, high = np.full(self.steps, np.iinfo(np.int64).max), np.full(self.steps, NULL)
-        np.minimum.at(low, self.step, times[0])
-        np.maximum.at(high, self.step, times[1])
+        first, numbers = self._runs
+        np.minimum.at(low, numbers, np.minimum.reduceat(times[0], first))
+        np.maximum.at(high, numbers, np.maximum.reduceat(times[1], first))
         length: Int64Array = high - low
         return length
+
+    @cached_property
+    def _runs(self) -> tuple[Int64Array, Int32Array]:
+        """(first node of each run of nodes of one step, its step): nodes lie by window and call, so runs are few."""
+        first = np.flatnonzero(np.append(True, self.step[1:] != self.step[:-1])).astype(np.int64)
+        return first, self.step[first]
 
 
 def ready_of(graph: StepGraph) -> Int64Array:

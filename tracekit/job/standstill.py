@@ -54,7 +54,7 @@ class Standstill:
 def standstill(job: Job) -> Standstill | None:
     """What all traces together show; None where nothing stands still."""
     ends = _ends(job)
-    if not ends or len(ends) > MOST_RANKS:
+    if not ends or len(ends) > MOST_RANKS or not _some_open(job, ends):
         return None
     calls = calls_of(job, {rank: window for rank, (window, _) in ends.items()})
     if calls is None or not len(calls):
@@ -84,6 +84,20 @@ def _ends(job: Job) -> dict[int, tuple[int, int]]:
             if window.rank not in found or end > found[window.rank][1]:
                 found[window.rank] = number, end
     return found
+
+
+def _some_open(job: Job, ends: Mapping[int, tuple[int, int]]) -> bool:
+    """Whether any call could be open: one never ran, or one lasts until its rank's trace ends. Most jobs are done with here."""
+    last = np.full(len(job.windows), NULL, np.int64)
+    for number, end in ends.values():
+        ending = job.windows[number].ending
+        if ending is not None and ((ending.calls and ending.on_device) or ending.ends):
+            return True
+        last[number] = end
+    window = job.operations["window"].to_numpy()
+    ended = job.operations["end_ns"].to_numpy()
+    length = ended - job.operations["start_ns"].to_numpy()
+    return bool(((last[window] != NULL) & (length > 0) & (last[window] - ended <= _OPEN_END * length)).any())
 
 
 def _nothing_behind(calls: pd.DataFrame) -> pd.Series[bool]:

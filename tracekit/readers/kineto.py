@@ -169,4 +169,5 @@ def _read_as_autograd(tables: RankTables) -> None:
         return
     rows = functions[tables.lane] & (tables.category == Category.OTHER)
     tables.category[rows] = Category.OPERATOR
+    tables.forget()
     tables.coverage.note(note("autograd_export"))

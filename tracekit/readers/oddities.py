@@ -30,6 +30,7 @@ def settle(tables: RankTables) -> None:
     tables.category[marks] = Category.SYNC
     copies = kernels[tables.each_text(tables.name[kernels], lambda text: text in _COPIES)]
     tables.category[copies] = Category.MEMCPY
+    tables.forget()
 
 
 def unread(tables: RankTables) -> Int64Array:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracekit.trace.events import BoolArray, Category, Int64Array, RankTables
+from tracekit.trace.events import BoolArray, Category, Int32Array, Int64Array, RankTables
 from tracekit.units import NULL
 
 #: Host calls that put work on a device (CUDA, HIP, Level Zero); cudaEventQuery, cudaGraphInstantiate, ... can carry a correlation too.
@@ -78,18 +78,29 @@ def enclosing(tables: RankTables, inner_rows: Int64Array, outer_rows: Int64Array
         return result
     start = tables.ts[outer_rows]
     end = start + tables.dur[outer_rows]
-    order = _nesting_order(tables.lane[outer_rows].astype(np.int64), start, end)
+    order = nesting_order(tables.lane[outer_rows], start, end)
+    own = _places(outer_rows, order, inner_rows)
     outer_rows, start, end = outer_rows[order], start[order], end[order]
-    position = np.full(len(tables), len(outer_rows), np.int64)
-    position[outer_rows] = np.arange(len(outer_rows))
-    lane, time, own = tables.lane[inner_rows].astype(np.int64), tables.ts[inner_rows], position[inner_rows]
-    queries = _nesting_order(lane, time, -own)
+    lane, time = tables.lane[inner_rows].astype(np.int64), tables.ts[inner_rows]
+    queries = nesting_order(lane, time, -own)
     found = innermost(tables.lane[outer_rows].astype(np.int64), start, end, lane[queries], time[queries], own[queries])
     result[queries] = np.where(found >= 0, outer_rows[np.maximum(found, 0)], -1)
     return result
 
 
-def _nesting_order(lane: Int64Array, start: Int64Array, end: Int64Array) -> Int64Array:
+def _places(rows: Int64Array, order: Int64Array, wanted: Int64Array) -> Int64Array:
+    """Where each wanted row stands in ``rows[order]``; their number for those that do not."""
+    if (rows[1:] < rows[:-1]).any():
+        by_row = np.argsort(rows, kind="stable")
+        rows, order = rows[by_row], np.argsort(by_row, kind="stable")[order]
+    place = np.empty(len(rows), np.int64)
+    place[order] = np.arange(len(rows))
+    at = np.minimum(np.searchsorted(rows, wanted), len(rows) - 1)
+    found: Int64Array = np.where(rows[at] == wanted, place[at], len(rows))
+    return found
+
+
+def nesting_order(lane: Int64Array | Int32Array, start: Int64Array, end: Int64Array) -> Int64Array:
     """Order by (lane, start, end descending): a stable sort by lane of a sort by start, with only the ties sorted by end."""
     order = np.argsort(start, kind="stable")
     order = order[np.argsort(lane[order].astype(np.int32), kind="stable")]

@@ -87,6 +87,10 @@ def clean(tables: RankTables, rows: Int64Array, span: tuple[int, int]) -> Cleane
 
 def host_window(tables: RankTables) -> HostWindow:
     """When the host's events happened: those near the bulk of them, with durations of less than a day."""
+    return tables.held("host_window", lambda: _host_window(tables))
+
+
+def _host_window(tables: RankTables) -> HostWindow:
     rows = tables.rows(*_HOST)
     rows = rows[tables.ts[rows] != NULL]
     hosted = bool(len(rows))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ Int32Array = npt.NDArray[np.int32]
 Int8Array = npt.NDArray[np.int8]
 UInt8Array = npt.NDArray[np.uint8]
 BoolArray = npt.NDArray[np.bool_]
+_T = TypeVar("_T")
 
 
 class Category(IntEnum):
@@ -119,6 +120,10 @@ SIDE_COLUMNS: dict[str, dict[str, Literal["int", "str", "json", "micro"]]] = {
 }
 
 
+#: Of tables up to this size what several analyses ask for (rows of categories, the host's window) is held.
+HELD_ROWS = 1 << 20
+
+
 @dataclass(frozen=True)
 class SideTable:
     """Arguments that only some events carry: ``rows`` (ascending rows of the events table) and one array a column, same length."""
@@ -206,15 +211,34 @@ class RankTables:
     lanes: Sequence[Lane]
     metadata: dict[str, Any]
     coverage: Coverage
+    _held: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.ts)
 
     def rows(self, *categories: Category) -> Int64Array:
-        """Rows of these categories that are complete events (``ph`` X), in file order."""
+        """Rows of these categories that are complete events (``ph`` X), in file order. Not to be written to."""
+        return self.held(frozenset(categories), lambda: self._rows(categories))
+
+    def _rows(self, categories: Sequence[Category]) -> Int64Array:
         wanted = np.zeros(256, np.bool_)  # a category is a byte
         wanted[[int(c) for c in categories]] = True
-        return np.flatnonzero(wanted[self.category] & (self.phase == ord("X"))).astype(np.int64)
+        found = np.flatnonzero(wanted[self.category] & (self.phase == ord("X"))).astype(np.int64)
+        found.flags.writeable = False
+        return found
+
+    def held(self, key: Any, find: Callable[[], _T]) -> _T:
+        """What ``find`` gives, worked out once for all who ask under this key; of tables beyond HELD_ROWS each time (it takes memory)."""
+        if len(self) > HELD_ROWS:
+            return find()
+        if key not in self._held:
+            self._held[key] = find()
+        found: _T = self._held[key]
+        return found
+
+    def forget(self) -> None:
+        """Drop what is held: columns have changed."""
+        self._held.clear()
 
     def text(self, code: int) -> str:
         """The string of a code; '' for a missing one."""

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pandas as pd
 
 from tracekit.analyses.comparison.lines import UNSIZED, Line, line
 from tracekit.job.model import Job
+from tracekit.trace.codes import distinct_rows
 
 
 def lines(job: Job) -> list[Line]:
@@ -33,11 +35,15 @@ def lines(job: Job) -> list[Line]:
 
 def _by_step(rows: pd.DataFrame) -> Counter[tuple[int, int | None]]:
     """(calls, full bytes) -> how many ranks and steps have so many; None where bytes are not recorded."""
-    found: Counter[tuple[int, int | None]] = Counter()
-    for _, each in rows.groupby(["rank", "step_number"], observed=True):
-        sizes = each["full_bytes"]
-        found[len(each), int(sizes.sum()) if (sizes >= 0).all() else None] += 1
-    return found
+    sizes = rows["full_bytes"].to_numpy()
+    _, which = distinct_rows(rows["rank"].to_numpy(), rows["step_number"].to_numpy())
+    order = np.argsort(which, kind="stable")
+    first = np.flatnonzero(np.append(True, np.diff(which[order]) > 0))
+    calls = np.diff(np.append(first, len(order)))
+    known = np.minimum.reduceat(sizes[order], first) >= 0
+    total = np.add.reduceat(sizes[order], first)
+    groups = zip(calls.tolist(), total.tolist(), known.tolist(), strict=True)
+    return Counter((n, size if is_known else None) for n, size, is_known in groups)
 
 
 def _a_step(rows: pd.DataFrame) -> tuple[int, int | None]:
