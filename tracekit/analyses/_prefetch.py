@@ -19,6 +19,7 @@ from tracekit.analyses._exposed import WindowExposure, windows
 from tracekit.graph.blocks import on_main_stream
 from tracekit.job.activity import Activity, Work
 from tracekit.job.model import Job
+from tracekit.job.packed import unpacked
 from tracekit.trace import intervals
 from tracekit.trace.events import Int64Array
 from tracekit.units import NS_PER_US, NULL
@@ -60,7 +61,7 @@ def unprefetched(job: Job) -> Unprefetched | None:
     gathers = late = called_late = steps = 0
     exposed = 0
     for seen in windows(job):
-        before: Int64Array = job.windows[seen.index].reduced["overlap"].before
+        before: Int64Array = unpacked(job.windows[seen.index].reduced["overlap"]).before
         own = purpose[seen.rows] & (before != NULL) & (_step_begin(seen) <= before)
         slow = own & (before <= seen.busy.start + TIMER_NS)
         called = job.windows[seen.index].operations["launch_ns"].to_numpy(np.int64)

@@ -66,9 +66,7 @@ def reduce(activity: Activity) -> StepWork | None:
     work = device.work[chosen].astype(np.int64)
     name, row = _operator(activity, chosen)
     dims = _dims(activity.tables, row)
-    frame = pd.DataFrame({"work": work, "name": name, "dims": dims})
-    key = frame.groupby(["work", "name", "dims"], sort=False).ngroup().to_numpy().astype(np.int64)
-    first = np.unique(key, return_index=True)[1]
+    first, key = _as_met(distinct_rows(work, name, dims)[1])
     calls, time = _sums(key, step, length, len(first), len(times))
     kept, rest = _largest(time)
     keys = [_key(activity.tables, int(name[i]), int(dims[i]), int(work[i])) for i in first[kept]]
@@ -81,6 +79,16 @@ def reduce(activity: Activity) -> StepWork | None:
         time_kept.append(time[rest].sum(axis=0, keepdims=True))
     phases = _phases(activity, chosen, step, length, times)
     return StepWork(keys, kernels, np.concatenate(calls_kept), np.concatenate(time_kept), phases, len(activity.phases.start) > 0)
+
+
+def _as_met(code: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """(where each class is met first, the class of each entry), classes numbered in the order in which they are met."""
+    first = np.full(int(code.max(initial=-1)) + 1, len(code))
+    np.minimum.at(first, code, np.arange(len(code)))
+    order = np.argsort(first, kind="stable")
+    number = np.empty(len(order), np.int64)
+    number[order] = np.arange(len(order))
+    return first[order].astype(np.int64), number[code]
 
 
 def _launched_before(activity: Activity) -> BoolArray:

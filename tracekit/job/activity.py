@@ -108,7 +108,7 @@ class Window:
     steps: Steps
     groups: list[LocalGroup]
     operations: pd.DataFrame
-    reduced: dict[str, Any] = field(default_factory=dict)  # analysis name -> what its reduce() returned
+    reduced: dict[str, Any] = field(default_factory=dict)  # analysis name -> what its reduce() returned, ``Packed`` in large jobs
     manifest: Manifest | None = None  # without the columns of single storages and collectives, which stay where the file was read
     memory: list[DeviceMemory] = field(default_factory=list)  # by snapshots and raw timelines of this rank
     has_events: bool = True

@@ -18,6 +18,7 @@ from tracekit.collectives.kinds import POINT_TO_POINT, kind_of_collective_name, 
 from tracekit.job.communication import HOST_BACKENDS
 from tracekit.readers.flight_recorder import is_library
 from tracekit.readers.hang_files import Frame
+from tracekit.trace.codes import distinct
 from tracekit.trace.events import BoolArray, Category, Int32Array, Int64Array, RankTables
 from tracekit.units import NULL
 
@@ -109,8 +110,10 @@ def _last_called(operations: pd.DataFrame) -> dict[int, int]:
     """Group -> when its last operation that ran was called."""
     launch = operations["launch_ns"].to_numpy()
     called = np.where(launch != NULL, launch, operations["start_ns"].to_numpy())
-    last = pd.Series(called).groupby(operations["group"].to_numpy()).max()
-    return dict(zip(last.index.tolist(), last.tolist(), strict=True))
+    groups, which = distinct(operations["group"].to_numpy())
+    last = np.full(len(groups), np.iinfo(np.int64).min)
+    np.maximum.at(last, which, called)
+    return dict(zip(groups.tolist(), last.tolist(), strict=True))
 
 
 def _without_range(tables: RankTables, operations: pd.DataFrame) -> list[OpenCall]:
@@ -140,10 +143,10 @@ def _kind_of_call(text: str) -> str:
 def _last_of_groups(operations: pd.DataFrame) -> dict[int, int]:
     """The last operation of each group, and when it was called."""
     launch = operations["launch_ns"].to_numpy()
-    frame = pd.DataFrame(
-        {"group": operations["group"].to_numpy(), "start": operations["start_ns"].to_numpy(), "place": range(len(operations))}
-    )
-    last = frame.sort_values("start", kind="stable").groupby("group")["place"].last().to_numpy()
+    groups, which = distinct(operations["group"].to_numpy())
+    order = np.argsort(operations["start_ns"].to_numpy(), kind="stable")
+    last = np.zeros(len(groups), np.int64)
+    last[which[order]] = order  # of each group the last one stays
     return {int(place): int(launch[place]) for place in last[:MOST_SITES].tolist() if launch[place] != NULL}
 
 

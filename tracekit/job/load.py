@@ -15,9 +15,11 @@ from tracekit.job.activity import Window
 from tracekit.job.join import join
 from tracekit.job.model import Job
 from tracekit.job.options import LoadOptions
+from tracekit.job.packed import PACKED_FROM
 from tracekit.job.runs import one_run
 from tracekit.job.standstill import Standstill, standstill
 from tracekit.job.window import Reducers, Task, read_window
+from tracekit.mesh.process_groups import interned
 from tracekit.notes import Note, note, text_note
 from tracekit.readers.archives import as_folders
 from tracekit.readers.hang_files import Dump, HangFile, Stacks
@@ -145,6 +147,7 @@ def _read_all(
         threads=max(1, local.available_cores() // workers),
         progress=report.add if report is not None and shared else None,
         memory_limit=_snapshot_limit(options) // workers,
+        pack=len(sources) >= PACKED_FROM,
     )
     results: dict[int, Window | HangFile | Coverage] = {}
     too_large: list[int] = []
@@ -153,6 +156,8 @@ def _read_all(
             too_large.append(index)
             continue
         results[index] = _lost(sources[index], result.reason) if isinstance(result, Lost) else result
+        if isinstance(result, Window):
+            result.groups = interned(result.groups)  # those of another process are copies
         if report is not None and not shared:
             report.add(sources[index].size)
     for index in too_large:  # beside others there was not memory enough: one at a time, when all others are done

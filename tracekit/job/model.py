@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from tracekit.job.activity import Window
+from tracekit.job.packed import unpacked
 from tracekit.job.runs import Run
 from tracekit.mesh.mesh import Mesh
 from tracekit.mesh.process_groups import ProcessGroups
@@ -72,7 +73,7 @@ class Job:
         """(rank, window index, what reduce() returned) of one analysis, in order of the windows."""
         for index, window in enumerate(self.windows):
             if analysis in window.reduced and window.rank is not None:
-                yield window.rank, index, window.reduced[analysis]
+                yield window.rank, index, unpacked(window.reduced[analysis])
 
     def aligned(self, window: int, times: Any) -> Any:
         """Times [ns] of a window's own clock on the job's clock."""

@@ -19,9 +19,10 @@ from tracekit.job.device import device_work
 from tracekit.job.ending import ending
 from tracekit.job.memory_window import read_memory_window
 from tracekit.job.operations import local_operations
+from tracekit.job.packed import packed
 from tracekit.manifest import Calls, Manifest, Owners
 from tracekit.mesh.local_groups import local_groups
-from tracekit.mesh.process_groups import LocalGroup
+from tracekit.mesh.process_groups import LocalGroup, interned
 from tracekit.notes import note, text_note
 from tracekit.readers import cache
 from tracekit.readers.hang import read_hang_file
@@ -54,10 +55,11 @@ class Task:
     threads: int = 2
     progress: Callable[[int], None] | None = None
     memory_limit: int | None = None  # of reading one memory snapshot [bytes]
+    pack: bool = False  # the job has so many files that large results are kept as packed bytes
 
 
 #: Parts of a Task that change how a file is read, not what is read of it.
-_NO_MATTER = {"reducers", "cache", "threads", "progress", "memory_limit"}
+_NO_MATTER = {"reducers", "cache", "threads", "progress", "memory_limit", "pack"}
 
 
 def read_window(source: Source, task: Task) -> Window | HangFile | Coverage:
@@ -123,7 +125,7 @@ def reduce_window(tables: RankTables, name: str, task: Task, manifest: Manifest 
     reduced = {analysis: reducer(activity) for analysis, reducer in task.reducers.items()}
     for found in identity.notes:
         tables.coverage.note(found)
-    return _window(activity, identity, reduced)
+    return _window(activity, identity, packed(reduced) if task.pack else reduced)
 
 
 def build_activity(
@@ -191,7 +193,7 @@ def _window(activity: Activity, identity: Identity, reduced: dict[str, Any]) -> 
         on_cpu=activity.on_cpu,
         span=activity.window,
         steps=activity.steps,
-        groups=activity.groups,
+        groups=interned(activity.groups),
         operations=activity.operations,
         reduced=reduced,
         partial=_partial(activity),

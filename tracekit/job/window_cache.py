@@ -13,51 +13,15 @@ import json
 import pickle
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from tracekit.job.activity import Window
+from tracekit.job.packed import WindowUnpickler
 from tracekit.readers.cache_folder import distrust, read_entry, write_entry
 from tracekit.readers.sources import Source
 from tracekit.readers.state import of_code, of_source
 
 _ENDING = ".window"
 _MAGIC = b"TRKWIND1"
-#: What arrays, tables and text columns are rebuilt by; nothing of it opens, imports or runs anything.
-_ALLOWED = {
-    ("builtins", "slice"),
-    ("builtins", "set"),
-    ("builtins", "frozenset"),
-    ("numpy", "dtype"),
-    ("numpy", "ndarray"),
-    ("numpy._core.multiarray", "_reconstruct"),
-    ("numpy._core.multiarray", "scalar"),
-    ("numpy._core.numeric", "_frombuffer"),
-    ("pandas", "Categorical"),
-    ("pandas", "CategoricalDtype"),
-    ("pandas", "DataFrame"),
-    ("pandas", "Index"),
-    ("pandas", "RangeIndex"),
-    ("pandas", "StringDtype"),
-    ("pandas._libs.arrays", "__pyx_unpickle_NDArrayBacked"),
-    ("pandas._libs.internals", "_unpickle_block"),
-    ("pandas.arrays", "ArrowStringArray"),
-    ("pandas.core.indexes.base", "_new_Index"),
-    ("pandas.core.internals.managers", "BlockManager"),
-    ("pyarrow.lib", "_restore_array"),
-    ("pyarrow.lib", "py_buffer"),
-    ("pyarrow.lib", "type_for_alias"),
-}
-
-
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        """The classes of a Window; UnpicklingError for any other name."""
-        if (module, name) in _ALLOWED:
-            return super().find_class(module, name)
-        found = super().find_class(module, name) if module.startswith("tracekit.") else None
-        if not isinstance(found, type) or found.__module__ != module or issubclass(found, BaseException):
-            raise pickle.UnpicklingError(f"{module}.{name} is no part of a window")
-        return found
 
 
 def load(source: Source, settings: Iterable[object], directory: str | Path) -> Window | None:
@@ -69,7 +33,7 @@ def load(source: Source, settings: Iterable[object], directory: str | Path) -> W
     if body is None:
         return None
     try:
-        window = _Unpickler(io.BytesIO(body)).load()
+        window = WindowUnpickler(io.BytesIO(body)).load()
     except (
         pickle.UnpicklingError,
         ValueError,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,6 +22,8 @@ MOST_GROUPS = 4096
 _MOST_BUILT = 4 * LARGEST_WORLD
 #: Collective names of records that move nothing.
 _MOVES_NOTHING = ("wait", "init", "pg_init", "split", "abort")
+#: A list of ranks below LARGEST_WORLD as torch writes it; Python's int() takes more than digits.
+_PLAIN = re.compile(r"[0-9]{1,6}(?:, ?[0-9]{1,6})*")
 _TEXTS = ("Process Group Name", "Process Group Description", "Process Group Ranks")
 _NUMBERS = ("Process Group ID", "Group size", "Global rank start", "Global rank stride")
 
@@ -135,6 +138,8 @@ def _text(value: Any) -> str:
 
 def parse_ranks(value: Any) -> tuple[tuple[int, ...] | None, tuple[int, ...]]:
     """(whole list or None, readable members) of a rank list: a JSON list or text such as ``[0, 1, ..., 29, ...]`` that may be cut."""
+    if (plain := _plain_ranks(value)) is not None:
+        return plain, plain
     if isinstance(value, list):
         items = [str(v) if isinstance(v, str | int) else "" for v in value[: LARGEST_WORLD + 1]]
     elif isinstance(value, str):
@@ -151,6 +156,17 @@ def parse_ranks(value: Any) -> tuple[tuple[int, ...] | None, tuple[int, ...]]:
     if len(set(known)) != len(known):
         return None, ()  # a rank is in a group once: the list is not one
     return (tuple(known) if whole else None), tuple(known)
+
+
+def _plain_ranks(value: Any) -> tuple[int, ...] | None:
+    """The list as nearly every trace has it: whole, of different numbers that can be ranks; None for any other."""
+    if isinstance(value, str):
+        text = value.strip().removeprefix("[").removesuffix("]")
+        value = [int(part) for part in text.split(",")] if _PLAIN.fullmatch(text) else None
+    if not isinstance(value, list) or not value or len(value) > LARGEST_WORLD or set(map(type, value)) != {int}:
+        return None
+    usable = min(value) >= 0 and max(value) < LARGEST_WORLD and len(set(value)) == len(value)
+    return tuple(value) if usable else None
 
 
 def _mentions(tables: RankTables, world: _World) -> tuple[list[_Mention | None], Int64Array]:

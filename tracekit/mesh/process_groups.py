@@ -29,6 +29,18 @@ class LocalGroup:
     backend: str = ""
 
 
+_met: dict[LocalGroup, LocalGroup] = {}
+#: Groups that are remembered.
+_MOST_MET = 1 << 16
+
+
+def interned(groups: Sequence[LocalGroup]) -> list[LocalGroup]:
+    """The groups, as the instances that were met first in this process: each rank of a job lists the members of all of it."""
+    if len(_met) > _MOST_MET:
+        _met.clear()
+    return [_met.setdefault(group, group) for group in groups]
+
+
 @dataclass(frozen=True)
 class ProcessGroup:
     """A process group of the job. ``id`` is unique and stable (name and members); ``axis`` is '' where no mesh axis is known."""

@@ -16,6 +16,7 @@ _WINDOWS = (1 << 12, 1 << 16, 1 << 20)  # bytes of one value that are looked at 
 _MOST_BROKEN = 50  # values with problems, before the rest is given up
 _MOST_DIGITS = 40  # before the point: int() of a decimal with a huge exponent would build all of them
 _LONGEST_NUMBER = 400  # digits; longer ones are kept as text
+_DIGITS, _LONG_RUN = str.maketrans("123456789", "000000000"), "0" * (_LONGEST_NUMBER + 1)
 
 
 def parse_metadata(head: bytes, tail: bytes) -> tuple[dict[str, Any], list[str]]:
@@ -48,7 +49,8 @@ def _strict(before: bytes, tail: bytes) -> list[tuple[str, Any]] | None:
 
     try:
         text = (opened + b'"traceEvents":0' + closed).decode()
-        json.loads(text, object_pairs_hook=keep, parse_int=_integer, parse_float=_number, parse_constant=_refuse)
+        parse_int = _integer if _LONG_RUN in text.translate(_DIGITS) else int  # json knows int itself: lists of ranks are long
+        json.loads(text, object_pairs_hook=keep, parse_int=parse_int, parse_float=_number, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return None
     return [tuple(pair) for pair in _without_halves(found[0])] if "\\u" in text else found[0]

@@ -67,6 +67,8 @@ def find(activity: Activity) -> Pieces | None:
     found = _ranges(activity.tables, _named)
     if not len(found):
         found = _ranges(activity.tables, _torchs)
+    if not len(found):
+        return None
     steps = activity.steps
     if len(steps) or steps.source != "none":
         index = steps.index_at(found["start"].to_numpy())
