@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tracekit.executors.memory import give_back
 from tracekit.graph.blocks import Blocks
 from tracekit.graph.local import NO_PIECE, LocalWork
 from tracekit.graph.replay import causal_order
 from tracekit.graph.stages import stages_of
 from tracekit.graph.step_graph import StepGraph, delays, launch_bound, modelled_ready, ready_of
 from tracekit.job.model import Job
+from tracekit.job.packed import PACKED_FROM
 from tracekit.trace.events import Int8Array, Int32Array, Int64Array
 from tracekit.trace.steps import FAR_OFF
 from tracekit.units import NS_PER_MS, NS_PER_US, NULL, listed, plural
@@ -54,7 +56,12 @@ def graph_of(job: Job, analysis: str) -> StepGraph | NoGraph:
     if first:
         which = "the first step is" if first == 1 else f"the first {first} steps are"
         notes += (f"{which} left out: more than {FAR_OFF:g} times as long as the median step",)
-    return _joined(job, whole, numbers[first:], notes)
+    large = len(found) >= PACKED_FROM
+    del found
+    graph = _joined(job, whole, numbers[first:], notes)
+    if large:
+        give_back()
+    return graph
 
 
 def _common_steps(parts: list[tuple[int, int, LocalWork]]) -> Int64Array:
@@ -113,11 +120,15 @@ def _notes(job: Job, found: list[tuple[int, int, LocalWork]], whole: list[tuple[
 
 
 def _joined(job: Job, parts: list[tuple[int, int, LocalWork]], numbers: Int64Array, notes: tuple[str, ...]) -> StepGraph:
+    """One graph of all parts, which are taken out of their list."""
     columns: dict[str, list[npt.NDArray[Any]]] = {}
-    pairs: list[tuple[Int64Array, Int64Array, Int8Array]] = []
+    pairs: list[tuple[Int32Array, Int32Array, Int8Array]] = []
     names: dict[str, int] = {}
     offset, rows_of, numbered = 0, _OperationRows(job), stages_of(job)
-    for rank, index, work in parts:
+    begins, synced = _begins(job, parts, int(numbers[0])), all(work.synced for _, _, work in parts)
+    parts.reverse()
+    while parts:  # what is in the table already is not kept beside it: thousands of ranks
+        rank, index, work = parts.pop()
         step = np.searchsorted(numbers, work.numbers)
         there = (step < len(numbers)) & (numbers[np.minimum(step, len(numbers) - 1)] == work.numbers)
         keep = there[work.step]
@@ -142,14 +153,15 @@ def _joined(job: Job, parts: list[tuple[int, int, LocalWork]], numbers: Int64Arr
         }
         for name, column in own.items():
             columns.setdefault(name, []).append(column[keep])
-        source, target = place[work.edges.source], place[work.edges.target]
+        source, target = place[work.edges.source].astype(np.int32), place[work.edges.target].astype(np.int32)
         both = (source >= 0) & (target >= 0)
         pairs.append((source[both], target[both], work.edges.kind[both]))
         offset += size
-    table = {name: np.concatenate(arrays) for name, arrays in columns.items()}
+    table = {name: np.concatenate(columns.pop(name)) for name in list(columns)}
     source, target, kind = (np.concatenate([pair[i] for pair in pairs]) for i in range(3))
-    begin = min([int(table["start"].min()), *_begins(job, parts, int(numbers[0]))])
-    return _graph(job, table, (source, target, kind), begin, numbers, list(names), all(work.synced for _, _, work in parts), notes)
+    pairs.clear()
+    begin = min([int(table["start"].min()), *begins])
+    return _graph(job, table, (source, target, kind), begin, numbers, list(names), synced, notes)
 
 
 def _pieces(work: LocalWork, blocks: Blocks | None, codes: Int64Array | None) -> Int64Array:
@@ -186,7 +198,7 @@ class _OperationRows:
 def _graph(
     job: Job,
     table: _Table,
-    edges: tuple[Int64Array, Int64Array, Int8Array],
+    edges: tuple[Int32Array, Int32Array, Int8Array],
     begin: int,
     numbers: Int64Array,
     names: list[str],
@@ -196,7 +208,7 @@ def _graph(
     source, target, kind = edges
     order = np.argsort(target, kind="stable")
     count = len(table["start"])
-    first = np.searchsorted(target[order], np.arange(count + 1)).astype(np.int64)
+    first = np.concatenate([[0], np.cumsum(np.bincount(target, minlength=count))]).astype(np.int64)
     join, cost = _joins(job, table)
     nothing = np.full(count, -1, np.int32)
     graph = StepGraph(
@@ -204,7 +216,7 @@ def _graph(
         join=join,
         cost=cost,
         first=first,
-        source=source[order].astype(np.int32),
+        source=source[order],
         kind=kind[order],
         host_source=nothing,
         host_lag=np.zeros(count, np.int64),

@@ -77,10 +77,14 @@ def places(job: Job, axis: str) -> dict[int, int]:
 def stages_of(job: Job) -> Numbered:
     """Stage and micro-batch of every block that the windows keep for the graph; worked out once."""
     if _HELD not in job.held:
-        found = [(rank, index, work) for rank, index, work in job.reduced(ANALYSIS) if work is not None]
-        named = any((work.piece >= 0).any() for _, _, work in found)
-        kept = [(rank, index, work) for rank, index, work in found if work.blocks is not None]
-        job.held[_HELD] = _number(job, kept) if kept and not named else Numbered({})
+        kept: list[tuple[int, int, LocalWork]] = []
+        for rank, index, work in job.reduced(ANALYSIS):
+            if work is not None and (work.piece >= 0).any():  # a range names the pieces
+                kept.clear()
+                break
+            if work is not None and work.blocks is not None:
+                kept.append((rank, index, work))
+        job.held[_HELD] = _number(job, kept) if kept else Numbered({})
     held: Numbered = job.held[_HELD]
     return held
 

@@ -10,7 +10,7 @@ from functools import partial
 from tracekit.errors import InputError, UsageError
 from tracekit.executors import local
 from tracekit.executors.base import Executor, Lost
-from tracekit.executors.memory import machine_memory
+from tracekit.executors.memory import give_back, machine_memory
 from tracekit.job.activity import Window
 from tracekit.job.join import join
 from tracekit.job.model import Job
@@ -165,6 +165,8 @@ def _read_all(
             results[index] = read_window(sources[index], replace(task, memory_limit=_snapshot_limit(options)))
         except MemoryError as error:
             results[index] = _lost(sources[index], str(error) if "--memory-limit" in str(error) else _TOO_LARGE)
+    if task.pack:
+        give_back()
     return [results[index] for index in sorted(results)]
 
 
