@@ -156,7 +156,7 @@ def block_backward(shape: ModelShape, plan: Plan, layer: int) -> tuple[BackwardS
         BackwardStep(whole - inside, 2 * stream + inner * (2 if shape.gated else 1), ("down", "up")),
         BackwardStep(whole - inside, (3 if shape.gated else 2) * stream + inner, ("down", "up", "gate")),
     )
-    if shape.has_experts(layer) and plan.implementation.single_operations and not shape.gated:
+    if shape.has_experts(layer) and plan.implementation.single_operations:
         first = tuple(_experts(size, layer, whole, stream, inner))
     return (
         *first,
@@ -168,19 +168,39 @@ def block_backward(shape: ModelShape, plan: Plan, layer: int) -> tuple[BackwardS
 
 
 def _experts(size: Sizes, layer: int, whole: int, stream: int, inner: int) -> Iterator[BackwardStep]:
-    """Experts one after another, each with as many rows: down, its activation, up. Gradients of all rows' outputs are there from the start,
-    those of their inputs come one by one."""
+    """Experts one after another, each with as many rows. Gradients of all rows' outputs are there from the start, those of their inputs come
+    one by one."""
     shape = size.shape
     count = -(-shape.experts // size.plan.mesh.ep)
     rows = expert_rows(shape, size.plan, layer) * shape.hidden * size.e
     whole -= 2 * sent_rows(size) * shape.hidden * size.e  # outputs, and what they were combined to
-    each, own = 2 * inner // count, inner // count
+    own, back = inner // count, rows // count
+    each = (4 if shape.gated else 2) * inner // count
     for done in range(count):
-        passing, left = stream + rows + done * rows // count, whole - done * each
-        before = (("up", done, count), ("down", done + 1, count))
-        yield BackwardStep(left, passing + own, (), before)
-        yield BackwardStep(left - own, passing + 2 * own, (), before)
-        yield BackwardStep(left - each, passing + own + rows // count, (), (("down", done + 1, count), ("up", done + 1, count)))
+        passing, left = stream + rows + done * back, whole - done * each
+        moments = _gated(left, passing, own, back) if shape.gated else _plain(left, passing, own, back)
+        for saved, temporaries, ready in moments:
+            parts = ("up", "gate", "down") if shape.gated else ("up", "down")
+            yield BackwardStep(saved, temporaries, (), tuple((part, done + (part in ready), count) for part in parts))
+
+
+#: What one expert still keeps, gradients of activations, and the weights whose gradients are there.
+_Moment = tuple[int, int, tuple[str, ...]]
+
+
+def _plain(left: int, passing: int, own: int, back: int) -> Iterator[_Moment]:
+    """Down, its activation, up."""
+    yield left, passing + own, ("down",)
+    yield left - own, passing + 2 * own, ("down",)
+    yield left - 2 * own, passing + own + back, ("down", "up")
+
+
+def _gated(left: int, passing: int, own: int, back: int) -> Iterator[_Moment]:
+    """Down, the product of gate and up, up, the gate's activation, gate: last in the forward first in the backward."""
+    yield left, passing + own, ("down",)
+    yield left - own, passing + 3 * own, ("down",)
+    yield left - 3 * own, passing + 2 * own + back, ("down", "up")  # as much again in the activation's backward
+    yield left - 4 * own, passing + own + 2 * back, ("down", "up", "gate")
 
 
 def _gathered_keys(size: Sizes, saved: int, stream: int) -> Iterator[BackwardStep]:
