@@ -183,7 +183,8 @@ class MadeJob:
         cause, place = self.cause, self.shape.place(rank)
         slow = cause.name == "throttled" and cause.rank == rank
         slow |= cause.name == "rotating" and place["dp"] == step % self.shape.dp and name.startswith("gemm")
-        slow |= cause.name == "expert" and name.startswith("expert") and rank == cause.rank
+        hot = self.groups[cause.rank, "tp"] if cause.name == "expert" and cause.axis == "tp" else [cause.rank]  # its tensor-parallel mates
+        slow |= cause.name == "expert" and name.startswith("expert") and rank in hot
         us *= self._vary(rank, step, key) * (cause.factor if slow else 1.0)
         held = self.waited_for.pop(rank, [])
         launch = self._host(rank, step, "cudaLaunchKernel", LAUNCH)

@@ -31,11 +31,15 @@ def known(value: Any) -> Any:
     return None if value is None or value == NULL or value != value else value
 
 
+#: What three digits round up to one of the next unit is told in that.
+_ROUNDED = 0.9995
+
+
 def format_ns(ns: int | float) -> str:
     """Nanoseconds for a reader: the unit follows the size (``812 us``, ``1.25 ms``, ``3.4 s``)."""
     size = abs(ns)
     for unit, scale in (("s", NS_PER_S), ("ms", NS_PER_MS), ("us", NS_PER_US)):
-        if size >= scale:
+        if size >= _ROUNDED * scale:
             return f"{ns / scale:.3g} {unit}" if size < 1000 * scale else f"{ns / scale:.0f} {unit}"
     return f"{ns:.0f} ns"
 
@@ -43,9 +47,14 @@ def format_ns(ns: int | float) -> str:
 def format_bytes(size: int | float) -> str:
     """Bytes for a reader, in powers of ten (``67.1 MB``)."""
     for unit, scale in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if abs(size) >= scale:
+        if abs(size) >= _ROUNDED * scale:
             return f"{size / scale:.3g} {unit}" if abs(size) < 1000 * scale else f"{size / scale:.0f} {unit}"
     return f"{size:.0f} B"
+
+
+def format_rate(gb_s: float) -> str:
+    """Bandwidth for a reader (``47.1 GB/s``)."""
+    return f"{gb_s:.3g} GB/s" if gb_s < 999.5 else f"{gb_s:,.0f} GB/s"
 
 
 #: Characters of a name of the trace within a sentence.

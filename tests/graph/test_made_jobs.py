@@ -34,6 +34,7 @@ PLANTED = [
     ("pp x dp x tp", Cause("stage", stage=1), "pipeline.slow_stage"),
     ("pp x dp x tp", Cause("pause", rank=3, us=9000), "stragglers.rank"),
     ("dp x ep x tp", Cause("expert", rank=3, factor=3), "stragglers.rank"),
+    ("dp x ep x tp", Cause("expert", rank=3, axis="tp", factor=3), "stragglers.rank"),  # and its tensor-parallel mate
     ("dp x ep x tp", Cause("link", rank=0, axis="ep", factor=6), "links.slow_group"),
 ]
 BLAMES = (
@@ -63,6 +64,8 @@ def test_the_first_finding_is_the_planted_cause_at_its_cost(mesh, cause, name, t
         assert first["subject"]["stage"] == (cause.stage if cause.name == "stage" else cause.rank)
     elif name != "stragglers.moving":
         assert cause.rank in first["subject"]["ranks"]
+    if name == "stragglers.rank":
+        assert first["subject"]["ranks"] == ([2, 3] if cause.axis == "tp" else [cause.rank])
     cost = job.step_us - job.healthy_us
     assert first["gain_us"] == pytest.approx(cost, rel=0.1)
     assert first["severity"] == ("critical" if first["gain_us"] >= 0.1 * job.step_us else "warning")

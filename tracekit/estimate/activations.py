@@ -168,8 +168,8 @@ def block_backward(shape: ModelShape, plan: Plan, layer: int) -> tuple[BackwardS
 
 
 def _experts(size: Sizes, layer: int, whole: int, stream: int, inner: int) -> Iterator[BackwardStep]:
-    """Experts one after another, each with as many rows. Gradients of all rows' outputs are there from the start, those of their inputs come
-    one by one."""
+    """Experts one after another, each with as many rows. Gradients of all rows' outputs are there from the start, those of their inputs
+    come one by one."""
     shape = size.shape
     count = -(-shape.experts // size.plan.mesh.ep)
     rows = expert_rows(shape, size.plan, layer) * shape.hidden * size.e

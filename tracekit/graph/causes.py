@@ -20,6 +20,8 @@ from tracekit.units import NULL
 Kind = Literal["more_kernels", "slower_kernels", "tokens", "host", "pause", "gap", "link", "stage", "moving", "moving_host"]
 #: Kernels of one name that take this much longer are slower; of so much of the compute, the device is.
 _SLOWER, _MOST = 1.03, 0.7
+#: A device that is slower is so in all it computes, or nearly; experts are busier with so many times the mean's tokens.
+_ALL, _BUSIER = 0.98, 1.15
 #: More kernels than this above the peers are other work.
 _MORE = 1.02
 
@@ -48,28 +50,32 @@ def reason_of(study: Study, culprit: Culprit) -> Reason:
         return _late(study, culprit)
     count = _ratio(int(own.sum()) / len(culprit.ranks), int(peers.sum()), len(np.unique(study.graph.rank[peers])))
     slower, share, factor = _slower(study, own, peers)
+    tokens = _tokens(study, culprit)
+    if slower and share < _ALL and tokens > _BUSIER and culprit.scope in ("rank", "team"):
+        return Reason("tokens", factor, name=slower)
     if count > _MORE and share < _MOST:
         return Reason("stage" if culprit.scope == "stage" else "more_kernels", count)
     if slower and share >= _MOST:
         return Reason("slower_kernels", factor, name=slower)
     experts = any(role_of_axis(axis.name) == "expert" for axis in study.job.mesh.axes)
-    if slower and experts and culprit.scope == "rank" and not _fewer_tokens(study, culprit.ranks[0]):
+    if slower and experts and culprit.scope in ("rank", "team") and not 0 <= tokens <= 1:
         return Reason("tokens", factor, name=slower)
     return Reason("stage" if culprit.scope == "stage" else "slower_kernels", factor, name=slower)
 
 
-def _fewer_tokens(study: Study, rank: int) -> bool:
-    """Whether the rank's experts get no more tokens than the mean: by what a rank sends back when outputs are combined
-    (in backward the gradients of that go the other way).
+def _tokens(study: Study, culprit: Culprit) -> float:
+    """What the culprit's experts get of tokens, times the mean of the ranks: by what a rank sends back when outputs are combined (in
+    backward the gradients of that go the other way). -1 where that is not known.
 
     Ranks that send back alike (padded to one capacity) say nothing of it.
     """
     rows = study.job.operations
     rows = rows[(rows["purpose"] == "expert_combine") & (rows["sent_bytes"] != NULL) & (rows["phase"] != "backward")]
     sent = rows.groupby("rank")["sent_bytes"].sum()
-    if rank not in sent.index or len(sent) < 2 or sent.max() <= _MORE * sent.min():
-        return False
-    return bool(sent[rank] <= sent.mean())
+    own = sent[sent.index.isin(culprit.ranks)]
+    if not len(own) or len(sent) < 2 or sent.max() <= _MORE * sent.min():
+        return -1.0
+    return float(own.mean() / sent.mean())
 
 
 def _peers(study: Study, culprit: Culprit) -> BoolArray:

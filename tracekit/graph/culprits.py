@@ -1,8 +1,9 @@
 """Who makes a step longer, by replay: each candidate's excess is taken away and the step replayed; the gain is what the step would win.
 
-Candidates: a rank (its loads set to its peers'), a node, a stage (its micro-batches set to the other stages'), the transfers of one group
-(set to those of the other groups of its axis), and all ranks at once, for a load that moves from rank to rank. The smallest that explains
-what a larger one does is the cause. Then the next is sought without it.
+Candidates: a rank (its loads set to its peers'), a team (ranks of tensor and context parallelism, which work on the same tokens), a node, a
+stage (its micro-batches set to the other stages'), the transfers of one group (set to those of the other groups of its axis), and all ranks
+at once, for a load that moves from rank to rank. The smallest that explains what a larger one does is the cause. Then the next is sought
+without it.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
+from tracekit.collectives.purpose import role_of_axis
 from tracekit.graph.excess import Loads, loads_of, without_excess, without_peers
 from tracekit.graph.kinds import Kinds, Places
 from tracekit.graph.step_graph import StepGraph
 from tracekit.job.model import Job
 from tracekit.trace.events import BoolArray, Int64Array
 
-Scope = Literal["rank", "node", "stage", "group", "moving"]
+Scope = Literal["rank", "team", "node", "stage", "group", "moving"]
 #: So many of each scope, those with the most excess, are replayed; so many causes are sought.
-MOST = {"rank": 10, "node": 4, "group": 6}
+MOST = {"rank": 10, "team": 4, "node": 4, "group": 6}
 CAUSES = 3
 #: A cause wins at least this share of the step.
 WORTH = 0.01
@@ -34,7 +36,7 @@ STANDS_OUT, SLOW_LINK, UNEVEN = 0.1, 1.3, 1.05
 OUTLIER = 5.0
 #: Chance is ruled out below this probability, over all candidates.
 CHANCE = 0.01
-_ORDER: tuple[Scope, ...] = ("rank", "group", "node", "stage", "moving")
+_ORDER: tuple[Scope, ...] = ("rank", "team", "group", "node", "stage", "moving")
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ def culprits_of(job: Job, graph: StepGraph, kinds: Kinds, places: Places) -> Sea
     step = _step(graph, measured)
     candidates = [
         *(c for c in _ranks(graph, loads) if not (job.unread and c.ranks[0] in alone)),
+        *_teams(job, graph, loads),
         *_nodes(job, graph, loads),
         *_stages(graph, kinds, places, loads),
         *_groups(job, graph, kinds, loads),
@@ -158,6 +161,28 @@ def _ranks(graph: StepGraph, loads: Loads) -> list[_Candidate]:
 
 def _busy(graph: StepGraph) -> float:
     return float(graph.end.max() - graph.begin)
+
+
+def _teams(job: Job, graph: StepGraph, loads: Loads) -> list[_Candidate]:
+    """Ranks that differ in their place on the axes of tensor and context parallelism only: the same tokens, and the same experts."""
+    shared = [role_of_axis(axis.name) in ("tensor", "context") for axis in job.mesh.axes]
+    if not any(shared) or all(shared):
+        return []
+    teams: dict[tuple[int, ...], list[int]] = {}
+    for rank, place in job.mesh.coordinates.items():
+        teams.setdefault(tuple(at for at, same in zip(place, shared, strict=True) if not same), []).append(rank)
+    usual = np.bincount(loads.rank, loads.compute + loads.gap - loads.excess)
+    total = np.bincount(loads.rank, loads.excess, len(usual))
+    found = []
+    for members in teams.values():
+        own = np.array([rank for rank in sorted(members) if rank < len(usual)], np.int64)
+        excess = float(total[own].mean()) if len(own) > 1 else 0.0
+        # Each of them, by more than ranks that are alike differ: one alone is a rank.
+        if excess > WORTH * 0.5 * _busy(graph) and (total[own] > STANDS_OUT * usual[own]).all():
+            entries = np.isin(loads.rank, own)
+            team = tuple(own.tolist())
+            found.append(_Candidate("team", team, _of_entries(graph, loads, entries), excess / graph.steps, entries))
+    return sorted(found, key=lambda c: -c.excess_ns)[: MOST["team"]]
 
 
 def _nodes(job: Job, graph: StepGraph, loads: Loads) -> list[_Candidate]:

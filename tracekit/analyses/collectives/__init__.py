@@ -33,7 +33,7 @@ from tracekit.findings import Finding, Section, Table
 from tracekit.job.model import Job
 from tracekit.mesh.process_groups import ProcessGroup
 from tracekit.trace.events import Int64Array
-from tracekit.units import NS_PER_US, NULL, format_bytes, format_ns, microseconds
+from tracekit.units import NS_PER_US, NULL, format_bytes, format_ns, format_rate, microseconds
 
 ORDER = 40
 
@@ -133,7 +133,7 @@ class Collectives:
             return []
         row = rows.iloc[int(rows["transfer_total_ns"].argmax())]
         size = f" of {format_bytes(row['full_bytes'])}" if row["full_bytes"] != NULL else ""
-        speed = f" at {row['busbw_gb_s']:.3g} GB/s bus bandwidth" if row["busbw_gb_s"] == row["busbw_gb_s"] else ""
+        speed = f" at {format_rate(row['busbw_gb_s'])} bus bandwidth" if row["busbw_gb_s"] == row["busbw_gb_s"] else ""
         speed += f" (more than any device reaches: {_WRONG})" if row["busbw_gb_s"] > thresholds.IMPOSSIBLE_GB_S else ""
         where = f"along {row['axis']}" if row["axis"] else "on an unknown axis"
         purpose = f" ({row['purpose']})" if row["purpose"] != "unknown" else ""

@@ -17,7 +17,7 @@ from tracekit.collectives.cost import busbw_factor
 from tracekit.findings import Finding, Subject
 from tracekit.job.model import Job
 from tracekit.mesh.process_groups import ProcessGroup
-from tracekit.units import format_bytes, listed
+from tracekit.units import format_bytes, format_rate, listed
 
 _MOST = 5
 _ADVICE = "Look at the links between these ranks: placement, a degraded network card or cable, traffic of another job."
@@ -74,16 +74,16 @@ def _finding(job: Job, part: pd.DataFrame, share: float, siblings: int, lost: in
     size = format_bytes(int(row["full_bytes"] if factor else row["sent"]))
     usual = float(part["reference"].median())
     members: Sequence[int] = (int(row["low"]), int(row["high"])) if kind == "send" else _members(group)
-    who = f"Messages between ranks {members[0]} and {members[1]} (axis {group.axis}) go at {bandwidth:.3g} GB/s, {size} each"
+    who = f"Messages between ranks {members[0]} and {members[1]} (axis {group.axis}) go at {format_rate(bandwidth)}, {size} each"
     if kind != "send":
         lead = f"Group {group.id} of axis {group.axis} (ranks {listed(members, 8)})"
-        who = f"{lead} runs its {kind} of {size} at {bandwidth:.3g} GB/s"
+        who = f"{lead} runs its {kind} of {size} at {format_rate(bandwidth)}"
     crosses = " It crosses nodes." if row["crosses"] is True and kind != "send" else ""
     others = f"{siblings} other {'pairs of ranks' if kind == 'send' else 'groups'} of axis {group.axis}"
     return Finding(
         "collectives.slow_group",
         "warning",
-        f"{who}, {'its siblings' if kind != 'send' else 'those of other pairs'} at {usual:.3g} GB/s.{crosses}",
+        f"{who}, {'its siblings' if kind != 'send' else 'those of other pairs'} at {format_rate(usual)}.{crosses}",
         value=share,
         unit="share",
         evidence=f"group {group.id} in the collective table, beside {others}",

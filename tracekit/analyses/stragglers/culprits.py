@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from tracekit.analyses import _thresholds as thresholds
+from tracekit.collectives.purpose import role_of_axis
 from tracekit.findings import Finding, Subject
 from tracekit.graph.causes import Reason, reason_of
 from tracekit.graph.culprits import Culprit
@@ -99,7 +100,7 @@ def _finding(study: Study, culprit: Culprit, reason: Reason, waits: pd.DataFrame
         weight_ns=int(culprit.gain_ns),
         gain_ns=int(culprit.gain_ns),
         subject=subject,
-        consequences=tuple(_consequences(study, culprit, waits, span, steps)) if first else (),
+        consequences=(*_evened(study, culprit, reason, span), *(_consequences(study, culprit, waits, span, steps) if first else ())),
         absorbs=_ABSORBED if first else (),
     )
 
@@ -138,8 +139,8 @@ def _what(study: Study, culprit: Culprit, reason: Reason, span: str) -> str:
     if culprit.scope == "stage":
         lead = f"Stage {culprit.stage} (rank{'s' if several else ''} {ranks}) computes {more} longer {span} than the other stages"
         return f"{lead}: {_of_stage(reason, several)}."
-    who = f"The node of ranks {ranks}" if culprit.scope == "node" else f"Rank {ranks}"
-    return _of_rank(study, culprit, reason, who, span)
+    who = {"node": f"The node of ranks {ranks}", "team": f"Each of ranks {ranks}, which work on the same tokens,"}.get(culprit.scope)
+    return _of_rank(study, culprit, reason, who or f"Rank {ranks}", span)
 
 
 def _of_stage(reason: Reason, several: bool) -> str:
@@ -224,6 +225,18 @@ def _consequences(study: Study, culprit: Culprit, waits: pd.DataFrame, span: str
         name = f"rank {culprit.ranks[0]} is the cause" if len(culprit.ranks) == 1 else "they inherit its lateness"
         said.insert(0, f"Ranks {_ranks(mates)} arrive late at other collectives; {name}.")
     return said
+
+
+def _evened(study: Study, culprit: Culprit, reason: Reason, span: str) -> list[str]:
+    """Tokens do not vanish: what their even spread over the ranks that share the experts would win."""
+    if reason.kind != "tokens":
+        return []
+    sizes = [len(g.ranks) for g in study.job.groups.groups if g.ranks and culprit.ranks[0] in g.ranks and role_of_axis(g.axis) == "expert"]
+    if not sizes or min(sizes) < 2:
+        return []
+    ranks = min(sizes)
+    won = format_ns(culprit.gain_ns * (ranks - 1) / ranks)
+    return [f"Spread evenly over the {ranks} ranks that share the experts, the same tokens would make {span} about {won} shorter."]
 
 
 def _mates(study: Study, culprit: Culprit) -> Sequence[int]:
