@@ -105,10 +105,11 @@ def test_the_recorded_interleaved_pipeline_is_told_by_its_messages_too(tmp_path:
     assert (found["stages"], found["microbatches"], found["runs"]) == (4, 4, 2)
 
 
+@pytest.mark.parametrize("cause", [Cause(), Cause("stage", stage=1, factor=1.5)], ids=["equal stages", "unequal stages"])
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved_1f1b"])
-def test_what_other_micro_batches_win_is_what_a_job_with_them_takes(schedule: str, tmp_path: Path) -> None:
-    job = PipelineJob(shape(schedule, layers=2, kernel_us=500))
-    finer = PipelineJob(shape(schedule, layers=2, kernel_us=250, micro_batches=16))
+def test_what_other_micro_batches_win_is_what_a_job_with_them_takes(schedule: str, cause: Cause, tmp_path: Path) -> None:
+    job = PipelineJob(shape(schedule, layers=2, kernel_us=500), cause)
+    finer = PipelineJob(shape(schedule, layers=2, kernel_us=250, micro_batches=16), cause)
     job.write(tmp_path)
     study = study_of(load_job([str(tmp_path)], LoadOptions(), analyses.reducers()))
     gain = study.step_ns - scenario(study, "microbatches=16").step_ns

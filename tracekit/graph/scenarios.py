@@ -4,13 +4,14 @@ bandwidth:AXIS=K   transfers along AXIS take 1/K of their time
 perfect_overlap    communication takes no time, except that no rank is faster than its own transfers
 no_straggler       no rank, node, group or stage is slower than its peers
 equal_stages       a micro-batch takes equally long on all stages: the mean of them
-microbatches=N     the same batch in N micro-batches: in closed form (no replay), of GPipe, 1F1B, looped and interleaved schedules of m
-                   micro-batches on p places of v stages each: the pipeline fills and drains with pieces m/N as long, so that with the
-                   compute W_s of place s in a step
+microbatches=N     the same batch in N micro-batches, of GPipe, 1F1B, looped and interleaved schedules of m micro-batches on p places of v
+                   stages each: the order of work with N pieces m/N as long, beside that with m (``graph.filling``). Where that order
+                   cannot run (interleaved, p does not divide m or N) in closed form, as the pipeline fills and drains with pieces m/N
+                   as long; with the compute W_s of place s in a step
 
                        step - (sum of W_s - largest W_s) / v (1/m - 1/N)
 
-                   which for equal places is (p-1) W / v (1/m - 1/N)
+                   which for equal places is (p-1) W / v (1/m - 1/N), and what the order gives there, too
 no_host            what waits for its launch starts at once
 """
 
@@ -24,6 +25,7 @@ import pandas as pd
 
 from tracekit.collectives.purpose import role_of_axis
 from tracekit.errors import UsageError
+from tracekit.graph.filling import run_ns
 from tracekit.graph.kinds import ideal
 from tracekit.graph.local import PIECE_KINDS
 from tracekit.graph.step_graph import launch_bound
@@ -127,11 +129,42 @@ def _micro_batches(study: Study, name: str, wanted: int) -> Scenario:
     if (kind >= PIECE_KINDS.index("I")).any():
         return Scenario(name, None, "the backward runs in two parts: how its schedule fills with other micro-batches has no closed form")
     place = places.of(graph.rank, places.stage)[inside]
-    ranks = pd.DataFrame({"step": graph.step[inside], "place": place, "rank": graph.rank[inside], "cost": _of_stage(study)[inside]})
-    work = ranks.groupby(["step", "place", "rank"])["cost"].sum().groupby(["step", "place"]).mean().groupby("step")
+    pieces = pd.DataFrame(
+        {
+            "step": graph.step[inside],
+            "rank": graph.rank[inside],
+            "place": place,
+            "stage": stage,
+            "up": kind == PIECE_KINDS.index("F"),
+            "batch": batch,
+            "cost": _of_stage(study)[inside],
+        }
+    )
+    passes = _passes(study, pieces, len(places.stages), wanted)
+    if passes is not None:
+        return Scenario(name, study.step_ns - passes[0] + passes[1])
+    work = pieces.groupby(["step", "place", "rank"])["cost"].sum().groupby(["step", "place"]).mean().groupby("step")
     virtual = len(np.unique(stage)) / len(places.stages)
     filling = float((work.sum() - work.max()).mean()) / virtual
     return Scenario(name, study.step_ns - filling / len(np.unique(batch)) + filling / wanted)
+
+
+def _passes(study: Study, pieces: pd.DataFrame, places: int, wanted: int) -> tuple[float, float] | None:
+    """(a pass as measured, one of ``wanted`` micro-batches of the same work) with the mean pieces of each stage [ns]; None: no such order.
+
+    ``pieces``: one row a node: step, rank, place, stage, up (forward), batch, cost.
+    """
+    steps, batches = study.graph.steps, pieces["batch"].nunique()
+    sums = pieces.groupby(["stage", "up", "rank"])["cost"].sum().groupby(["stage", "up"]).mean().unstack().fillna(0.0) / steps
+    if sums.index.tolist() != list(range(len(sums))):
+        return None  # stages that were not read
+    forward, backward = (sums.get(up, pd.Series(0.0, sums.index)).to_numpy(np.float64) for up in (True, False))
+    first = pieces[pieces["rank"] == pieces["rank"][pieces["place"] == pieces["place"].min()].min()]
+    changes = int(np.count_nonzero(np.diff(first["up"].to_numpy(np.int8)))) + 1
+    found = [
+        run_ns((forward / m).tolist(), (backward / m).tolist(), places, m, forwards_first=changes <= 2 * steps) for m in (batches, wanted)
+    ]
+    return None if found[0] is None or found[1] is None else (found[0], found[1])
 
 
 def _of_stage(study: Study) -> Int64Array:
