@@ -1,6 +1,6 @@
 """Write the traces that the benchmarks read: synthetic, deterministic, shaped like a job of 8 GPUs on 2 nodes.
 
-    python benchmarks/make_traces.py OUT [50MB 250MB 1GB 8x50MB 50MB.gz 250MB.gz 1GB.gz 8x50MB.gz]
+    python benchmarks/make_traces.py OUT [50MB 250MB 1GB 8x50MB 50MB.gz 250MB.gz 1GB.gz 8x50MB.gz 4GB 10GB]
 
 Each name becomes a folder of ``OUT`` with one file a rank. The job: a transformer of 16 layers, weights sharded over
 ``dp_shard`` (4 ranks), each layer split over ``tp`` (2 ranks). Host calls, operators with shapes, Python functions, launches, kernels,
@@ -34,6 +34,7 @@ BASE_NS = 1_775_078_550_000_000_000
 COMPUTE, SHARD, TENSOR = 7, 20, 24  # streams
 GROUPS = {SHARD: ("2", "mesh_dp_shard"), TENSOR: ("3", "mesh_tp"), 0: ("0", "default_pg")}
 SIZES = {"50MB": 50, "250MB": 250, "1GB": 1000}  # 10^6 bytes
+LARGE = {"4GB": 4000, "10GB": 10000}  # only where they are named
 
 
 # --- what a step does
@@ -455,7 +456,7 @@ def make(folder: Path, name: str) -> None:
     """One folder of inputs by its name, such as ``8x50MB.gz``."""
     size, _, packed = name.partition(".")
     ranks = WORLD if size.startswith("8x") else 1
-    target = SIZES[size.removeprefix("8x")] * 10**6
+    target = {**SIZES, **LARGE}[size.removeprefix("8x")] * 10**6
     folder = folder / name
     folder.mkdir(parents=True, exist_ok=True)
     simulated = [simulate(step_calls(), variant) for variant in range(VARIANTS)]
@@ -473,7 +474,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help=f"of {', '.join(names)}, each also with .gz; all when none is given")
     given = parser.parse_args()
     wanted = given.names or [*names, *(f"{name}.gz" for name in names)]
-    unknown = [name for name in wanted if name.removesuffix(".gz") not in names]
+    unknown = [name for name in wanted if name.removesuffix(".gz") not in (*names, *LARGE)]
     if unknown:
         sys.exit(f"no such input: {', '.join(unknown)}")
     for name in wanted:

@@ -150,6 +150,8 @@ SENTENCES: dict[str, str | Callable[[Detail], str]] = {
     "memory_events_left_out": "{count} memory events have no size or time that can be true: they are left out",
     "stages_on_host": "most ranges of pipeline stages launched nothing on the device: their times are the host's",
     "steps_beyond": "--steps asks for more than the traces hold: of it there are the steps {first} to {last}",
+    "steps_kept": "the trace is too long for --memory-limit: its first {count} of {total} steps were looked at, the others only counted",
+    "kept_without_steps": "the trace is too long for --memory-limit, and marks no steps: its first part was looked at",
     "steps_before_hang": "the job stands still in step {first}: all figures are of the steps before it",
     "windows_repeat_steps": "{count} {count:?step|steps} of later recordings repeat numbers of earlier ones of their rank: numbered on",
     "no_common_step": _no_common_step,

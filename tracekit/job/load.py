@@ -29,6 +29,10 @@ from tracekit.trace.events import Coverage
 Progress = Callable[[int, int], None]
 #: Of the machine's memory, for reading memory snapshots where no limit is given.
 SNAPSHOT_SHARE = 0.5
+#: Notes of files that another --memory-limit would read further.
+_NOT_ALL = ("steps_kept", "kept_without_steps")
+#: What the program takes without any events, and each event with all that is worked out of it at a time [bytes], by measurement.
+PROGRAM_BYTES, ROW_BYTES, LEAST_ROWS = 300_000_000, 200, 500_000
 _TOO_LARGE = "needs more memory than there is: raise --memory-limit, or read it on a machine with more"
 
 
@@ -73,7 +77,7 @@ def _load(found: Found, options: LoadOptions, reducers: Reducers, progress: Prog
         job = _before(found.sources, options, reducers, job, still)
         job.standstill = still
     job.runs = runs
-    job.settled = not any(entry.passing for entry in coverage)
+    job.settled = not any(entry.passing or any(found.code in _NOT_ALL for found in entry.notes) for entry in job.coverage)
     _add_hang(job, hang)
     if options.steps is not None and job.traced and not any(len(w.steps) for w in windows):
         raise UsageError("no step of --steps is in the traces", "leave --steps out to see which there are")
@@ -147,6 +151,7 @@ def _read_all(
         threads=max(1, local.available_cores() // workers),
         progress=report.add if report is not None and shared else None,
         memory_limit=_snapshot_limit(options) // workers,
+        most_rows=_most_rows(options, reducers, workers),
         pack=len(sources) >= PACKED_FROM,
     )
     results: dict[int, Window | HangFile | Coverage] = {}
@@ -179,6 +184,13 @@ def _executor(options: LoadOptions, items: int, total: int) -> tuple[Executor, b
 
     workers = options.jobs or local.available_cores()
     return DaskExecutor(options.scheduler, workers), False, workers if options.scheduler is None else 1
+
+
+def _most_rows(options: LoadOptions, reducers: Reducers, workers: int) -> int | None:
+    """Events of one file that may be held at a time; None without a limit, and where every event is to be written again."""
+    if options.memory_limit is None or any(getattr(reducer, "scratch", False) for reducer in reducers.values()):
+        return None
+    return max(LEAST_ROWS, (options.memory_limit - PROGRAM_BYTES) // (workers * ROW_BYTES))
 
 
 def _snapshot_limit(options: LoadOptions) -> int:

@@ -34,8 +34,8 @@ from tracekit.readers.memory_timeline import looks_like_timeline
 from tracekit.readers.recognise import is_snapshot_name
 from tracekit.readers.sources import Source
 from tracekit.trace import durations, intervals
-from tracekit.trace.events import BoolArray, Coverage, RankTables
-from tracekit.trace.steps import Steps, find_phases, find_steps, step_times
+from tracekit.trace.events import DEVICE_WORK, BoolArray, Coverage, RankTables
+from tracekit.trace.steps import Steps, find_phases, find_steps, is_step_mark, step_times
 
 #: Who carries out the collectives of torch's process groups.
 _OF_TORCH = (*(backend.rstrip(":") for backend in HOST_BACKENDS), "nccl", "rccl", "nccl_symmetric", "vendor_ccl", "oneccl", "hccl")
@@ -55,6 +55,7 @@ class Task:
     threads: int = 2
     progress: Callable[[int], None] | None = None
     memory_limit: int | None = None  # of reading one memory snapshot [bytes]
+    most_rows: int | None = None  # events of one file that are held at a time: of a longer one the first steps are looked at
     pack: bool = False  # the job has so many files that large results are kept as packed bytes
 
 
@@ -103,11 +104,12 @@ def _read_afresh(source: Source, task: Task) -> Window | HangFile | Coverage:
 def read_tables(source: Source, task: Task) -> RankTables:
     """Tables of one file, from the cache where it holds them."""
     if task.cache is None:
-        return read_trace(source, threads=task.threads, progress=task.progress)
+        return read_trace(source, threads=task.threads, progress=task.progress, most_rows=task.most_rows)
     tables = cache.load(source, task.cache)
     if tables is None:
-        tables = read_trace(source, threads=task.threads, progress=task.progress)
-        cache.store(source, tables, task.cache)
+        tables = read_trace(source, threads=task.threads, progress=task.progress, most_rows=task.most_rows)
+        if tables.kept_until is None:
+            cache.store(source, tables, task.cache)
     elif task.progress is not None:
         task.progress(source.size)
     return tables
@@ -121,11 +123,35 @@ def reduce_window(tables: RankTables, name: str, task: Task, manifest: Manifest 
         manifest = None
     if manifest is not None:
         identity = recorded.filled(identity, manifest)
-    activity = build_activity(tables, task.steps, manifest, task.named)
+    activity = build_activity(tables, _steps_kept(tables, task.steps), manifest, task.named)
     reduced = {analysis: reducer(activity) for analysis, reducer in task.reducers.items()}
     for found in identity.notes:
         tables.coverage.note(found)
     return _window(activity, identity, packed(reduced) if task.pack else reduced)
+
+
+def _steps_kept(tables: RankTables, wanted: tuple[int | None, int | None] | None) -> tuple[int | None, int | None] | None:
+    """The steps to look at: the wanted ones, of a trace that was not kept whole those that were, with all of the work they launched.
+
+    A device works on a step after the host is through with it: the last step whose ranges are whole does not count, and what the host does
+    behind the others is put aside, since what it launched may not have been kept. MemoryError where no step is left.
+    """
+    if tables.kept_until is None:
+        return wanted
+    steps = find_steps(tables)
+    whole = int((steps.end <= tables.kept_until).sum())
+    if len(steps) and whole < 2:
+        raise MemoryError("one step alone needs more memory than --memory-limit leaves: raise it")
+    if not len(steps):
+        tables.coverage.note(note("kept_without_steps"))
+        return wanted
+    last = int(steps.number[whole - 1])
+    tables.coverage.note(note("steps_kept", whole - 1, total=len(steps)))
+    mark = tables.each_text(tables.name, is_step_mark)
+    tables.phase[(tables.ts >= steps.end[whole - 2]) & ~np.isin(tables.category, [int(c) for c in DEVICE_WORK]) & ~mark] = 0
+    tables.forget()
+    first, before = wanted if wanted is not None else (None, None)
+    return first, last if before is None else min(before, last)
 
 
 def build_activity(

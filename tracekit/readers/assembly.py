@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Any
 
@@ -11,9 +12,21 @@ from tracekit.readers import tolerant
 from tracekit.readers.columns import Column
 from tracekit.readers.keys import NAMES_TABLE, SIDE_TABLES
 from tracekit.readers.pool import ESCAPED, RAW
-from tracekit.readers.scan import TEXT_KEY, TWICE_BIT
+from tracekit.readers.scan import NARROW_NAME, TEXT_KEY, TWICE_BIT, WIDE_TS
 from tracekit.readers.worker import Block, Worker
-from tracekit.trace.events import DEVICE_WORK, Category, Coverage, Int32Array, Int64Array, Lane, RankTables, SideTable, side_dtype
+from tracekit.trace.events import (
+    DEVICE_WORK,
+    BoolArray,
+    Category,
+    Coverage,
+    Int32Array,
+    Int64Array,
+    Lane,
+    RankTables,
+    SideTable,
+    side_dtype,
+)
+from tracekit.trace.steps import is_step_mark
 from tracekit.units import NULL, NULL32
 
 _MOST_DEVICES = 1024  # a pid of a device event below this is the device's number
@@ -23,8 +36,12 @@ _TEXT = ("str", "json")
 class Assembly:
     """Takes blocks in the order of the file; ``finish`` makes tables of them, once. Columns are in the order that scan.py numbers them."""
 
-    def __init__(self, workers: list[Worker]) -> None:
+    def __init__(self, workers: list[Worker], most_rows: int | None = None) -> None:
+        """``most_rows``: whenever there are more, the later half (by start) is left out, and of what follows all that begins as late."""
         self._workers = workers
+        self._most_rows = most_rows
+        self._until: int | None = None  # raw time from which on events are left out
+        self._marks = np.empty(0, np.bool_)  # of each common code: whether it names a step, all of which are kept
         self._wide = [Column(np.int64) for _ in range(4)]
         self._narrow = [Column(np.int32) for _ in range(4)]
         self._small = [Column(np.uint8) for _ in range(2)]
@@ -33,7 +50,8 @@ class Assembly:
         self._code_maps = [np.empty(0, np.int32) for _ in workers]
         self._lanes: dict[tuple[int, int], int] = {}
         self._lane_maps = [np.empty(0, np.int32) for _ in workers]
-        self._rows = 0
+        self._rows = 0  # in the columns
+        self._read = 0
         #: How many names needed what: ``utf8`` bytes replaced, ``literal`` backslashes kept.
         self.odd_strings = {"utf8": 0, "literal": 0}
 
@@ -43,6 +61,9 @@ class Assembly:
     def add(self, number: int, block: Block) -> None:
         """Copy a block of worker ``number``, with common codes for its own."""
         codes, lanes = self._translation(number)
+        self._read += len(block)
+        if self._until is not None:
+            block = _chosen(block, (block.wide[WIDE_TS] < self._until) | self._marked(codes[block.narrow[NARROW_NAME]]))
         for column, values in zip(self._wide, block.wide, strict=True):
             column.append(values)
         for column, values, common in zip(self._narrow, block.narrow, (codes, lanes, None, None), strict=True):
@@ -53,6 +74,30 @@ class Assembly:
             if len(rows):
                 table.append(rows + len(self), columns, codes)
         self._rows += len(block)
+        while self._most_rows is not None and self._rows > self._most_rows:
+            self._cut()
+
+    def _marked(self, names: Int32Array) -> BoolArray:
+        """Which events mark a step."""
+        if len(self._marks) < len(self._codes):
+            new = itertools.islice(self._codes, len(self._marks), None)
+            self._marks = np.append(self._marks, [is_step_mark(raw.decode(errors="replace")) for _, raw in new])
+        marked: BoolArray = self._marks[names]
+        return marked
+
+    def _cut(self) -> None:
+        """Leave out the later half of what is kept. MemoryError where that helps nothing: a hostile file."""
+        ts, marked = self._wide[WIDE_TS].filled(), self._marked(self._narrow[NARROW_NAME].filled())
+        timed = ts[(ts != NULL) & ~marked]
+        self._until = int(np.partition(timed, len(timed) // 2)[len(timed) // 2]) if len(timed) else NULL + 1
+        keep = (ts < self._until) | marked  # without a time it is less
+        for column in (*self._wide, *self._narrow, *self._small):
+            column.keep(keep)
+        for table in self._side:
+            table.keep(keep)
+        self._rows = int(keep.sum())
+        if self._rows > 0.9 * len(keep):
+            raise MemoryError("its events have no times by which some could be left out: raise --memory-limit")
 
     def _translation(self, number: int) -> tuple[Int32Array, Int32Array]:
         """Common codes of a worker's codes, and common lanes of its lanes."""
@@ -70,7 +115,8 @@ class Assembly:
     def finish(self, metadata: dict[str, Any], coverage: Coverage) -> RankTables:
         """The tables; to be called once."""
         ts, dur, correlation, external_id = (column.finish() for column in self._wide)
-        _shift(ts, metadata.get("baseTimeNanoseconds", 0))
+        base = metadata.get("baseTimeNanoseconds", 0)
+        _shift(ts, base)
         name, lane, stream, device = (column.finish() for column in self._narrow)
         self._drop_unused_lanes(lane)
         category, phase = (column.finish() for column in self._small)
@@ -82,7 +128,7 @@ class Assembly:
                 _translate(table, kinds, remap)
         side = dict(zip(SIDE_TABLES, tables_of_side, strict=True))
         names = side.pop(NAMES_TABLE)
-        coverage.events = self._rows
+        coverage.events = self._read
         tables = RankTables(
             ts=ts,
             dur=dur,
@@ -99,6 +145,7 @@ class Assembly:
             lanes=(),
             metadata=metadata,
             coverage=coverage,
+            kept_until=None if self._until is None else self._until + base,
         )
         tables.lanes = self._named_lanes(tables, names, remap)
         _streams_from_lanes(tables, phase >= TWICE_BIT)
@@ -171,9 +218,26 @@ class _SideBuilder:
         for values, (name, kind) in zip(columns, self._kinds.items(), strict=True):
             self._columns[name].append(codes[np.where(values == NULL, 0, values)] if kind in _TEXT else values)
 
+    def keep(self, chosen: BoolArray) -> None:
+        """Only what belongs to the chosen rows of the events, numbered anew."""
+        inside = chosen[self._rows.filled()]
+        for column in (self._rows, *self._columns.values()):
+            column.keep(inside)
+        rows = self._rows.filled()
+        rows[:] = (np.cumsum(chosen) - 1)[rows]
+
     def finish(self) -> SideTable:
         """The table."""
         return SideTable(self._rows.finish(), {name: column.finish() for name, column in self._columns.items()})
+
+
+def _chosen(block: Block, chosen: BoolArray) -> Block:
+    """The chosen rows of a block."""
+    if chosen.all():
+        return block
+    place = np.cumsum(chosen) - 1
+    side = [(place[rows[chosen[rows]]], columns[:, chosen[rows]]) for rows, columns in block.side]
+    return Block(block.wide[:, chosen], block.narrow[:, chosen], block.small[:, chosen], side)
 
 
 def _shift(ts: Int64Array, base: int) -> None:

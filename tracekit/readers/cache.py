@@ -187,7 +187,7 @@ def _tables(batch: pa.RecordBatch, source: Source) -> RankTables | None:
     lists = {name: batch.column(index).values for index, name in enumerate(batch.schema.names)}
     strings = lists.pop("strings")
     strings.validate(full=True)
-    arrays = {name: _numpy(values) for name, values in lists.items()}
+    arrays: dict[str, Any] = {name: _numpy(values) for name, values in lists.items()}
     rank, status, events, arrows, notes = rest["coverage"]
     tables = RankTables(
         **{name: arrays[name] for name in _COLUMNS},

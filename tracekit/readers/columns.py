@@ -29,6 +29,16 @@ class Column:
         self._array[begin:end] = values
         self._used = end
 
+    def filled(self) -> npt.NDArray[Any]:
+        """A view of what is in it, valid until the next append."""
+        return self._array[: self._used]
+
+    def keep(self, chosen: npt.NDArray[np.bool_]) -> None:
+        """Only the chosen entries, moved together; the room that the others had stays."""
+        kept = self.filled()[chosen]
+        self._array[: len(kept)] = kept
+        self._used = len(kept)
+
     def finish(self) -> npt.NDArray[Any]:
         """The array, at its true length."""
         self._array.resize(self._used, refcheck=False)

@@ -29,10 +29,18 @@ _ANEW = "profile again, or copy the file anew"
 _REMEDY = "give a trace written by torch.profiler (export_chrome_trace or tensorboard_trace_handler)"
 
 
-def read_trace(source: Source, *, threads: int = 2, progress: Callable[[int], None] | None = None, chunk: int | None = None) -> RankTables:
+def read_trace(
+    source: Source,
+    *,
+    threads: int = 2,
+    progress: Callable[[int], None] | None = None,
+    chunk: int | None = None,
+    most_rows: int | None = None,
+) -> RankTables:
     """Tables of one trace file; repairs and losses are noted in ``coverage``.
 
-    ``progress`` gets the number of stored bytes read since its last call. Raises InputError when nothing of the file can be used.
+    ``progress`` gets the number of stored bytes read since its last call. Of a file of more than ``most_rows`` events the first part (by
+    time) is kept, and ``kept_until`` says how far. Raises InputError when nothing of the file can be used.
     """
     from tracekit.readers import stream
     from tracekit.readers.assembly import Assembly
@@ -45,7 +53,7 @@ def read_trace(source: Source, *, threads: int = 2, progress: Callable[[int], No
     size = stream.CHUNK if chunk is None else chunk
     spec = Spec()
     workers = [Worker(spec, size) for _ in range(max(1, threads))]
-    assembly = Assembly(workers)
+    assembly = Assembly(workers, most_rows)
     try:
         with source.open() as raw, closing(TextStream(raw, progress)) as text:
             events = stream.EventStream(text, workers, size)

@@ -211,6 +211,7 @@ class RankTables:
     lanes: Sequence[Lane]
     metadata: dict[str, Any]
     coverage: Coverage
+    kept_until: int | None = None  # a limit of memory was in effect: events that begin at this time [ns] or later are left out
     _held: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:

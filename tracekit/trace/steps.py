@@ -126,6 +126,11 @@ def find_steps(tables: RankTables) -> Steps:
     return Steps(nothing, nothing, nothing, "none")
 
 
+def is_step_mark(text: str) -> bool:
+    """Whether a range of this name may be a step."""
+    return _PROFILER_STEP.match(text) is not None or _ITERATION.match(text) is not None
+
+
 def _numbers(tables: RankTables, rows: Int64Array, pattern: re.Pattern[str]) -> Int64Array:
     """The number in the name of each row that matches; -1 otherwise."""
 
