@@ -20,6 +20,8 @@ import pandas as pd
 
 from tracekit.analyses import _thresholds as thresholds
 from tracekit.findings import Finding, Section, Severity, Table
+from tracekit.graph.gathers import SMALL, gain_of_larger
+from tracekit.graph.study import Study, study_of
 from tracekit.job.model import Job
 from tracekit.manifest import Unit
 from tracekit.schema import Column, table
@@ -93,7 +95,8 @@ class Units:
         largest = fsdp.iloc[int(fsdp["share"].to_numpy().argmax())]
         share, name = float(largest["share"]), largest["unit"] or "the root"
         held = "the whole model is one unit" if len(fsdp) == 1 else f"unit {name} holds {share:.0%} of the parameters"
-        text = f"FSDP gathers {largest['elements']:,} parameters at once: {held}, and every rank holds all of it while it works on it."
+        text = f"FSDP gathers {largest['elements']:,} parameters at once: {held}, and every rank holds all of it while it works on it"
+        text += ". What finer units would hide behind compute does not show in a trace of this one."
         advice = "Shard every block before the model (fully_shard on each; FSDP1: an auto_wrap_policy), so that one is whole at a time."
         severity: Severity = "warning" if largest["elements"] >= thresholds.COARSE_ELEMENTS else "info"
         return [Finding("units.coarse", severity, text, share, "share", "units in the manifest", advice, row={"Unit": largest["unit"]})]
@@ -101,7 +104,11 @@ class Units:
 
 @dataclass(frozen=True)
 class Small:
-    """All-gathers of units far below the largest, on one rank: ``calls`` of ``of`` a step, their share of bytes, of time, and that time."""
+    """All-gathers of units far below the largest, on one rank: ``calls`` of ``of`` a step, their share of bytes, of time, and that time.
+
+    ``gain_ns``: what a step would win if they were as fast as large ones, ``step_share`` the same of the step; None where it cannot be
+    replayed.
+    """
 
     calls: float
     of: float
@@ -109,6 +116,8 @@ class Small:
     time_share: float
     step_ns: int
     largest: int
+    gain_ns: float | None = None
+    step_share: float = 0.0
 
     def finding(self, units: int) -> list[Finding]:
         """A sentence where they take more time than they move bytes."""
@@ -120,8 +129,13 @@ class Small:
             f"{self.bytes_share:.1%} of the bytes, {self.time_share:.0%} of the time ({format_ns(self.step_ns)} a step on this rank)."
         )
         advice = f"Shard whole blocks and not single layers, {plural(units, 'unit')} now: every call has its latency."
-        evidence = "all-gathers of parameters in the trace"
-        return [Finding("units.fine", "info", text, self.time_share, "share", evidence, advice, weight_ns=self.step_ns)]
+        evidence, gain = "all-gathers of parameters in the trace", None if self.gain_ns is None else max(0, round(self.gain_ns))
+        if gain is not None:
+            text += f" As fast as large ones they would make a step {format_ns(gain)} shorter, by replay." if gain else (
+                " Compute hides them: as fast as large ones they would make a step no shorter."
+            )  # fmt: skip
+        severity = (thresholds.GAIN.of(self.step_share) if gain else None) or "info"
+        return [Finding("units.fine", severity, text, self.time_share, "share", evidence, advice, weight_ns=self.step_ns, gain_ns=gain)]
 
 
 def analyze(job: Job) -> Units:
@@ -134,7 +148,7 @@ def analyze(job: Job) -> Units:
     own = job.operations[(job.operations["rank"] == rank) & (job.operations["launch_step_number"] != NULL)]
     if job.world_size == 1:
         return Units(_rows(units, own), rank, alone=True)
-    return Units(_rows(units, own), rank, _small(own) if len(units) > thresholds.FINE_UNITS else None)
+    return Units(_rows(units, own), rank, _small(job, own) if len(units) > thresholds.FINE_UNITS else None)
 
 
 def _rows(units: list[Unit], own: pd.DataFrame) -> pd.DataFrame:
@@ -168,15 +182,19 @@ def _begins(units: list[Unit], own: pd.DataFrame) -> Int64Array:
     return behind
 
 
-def _small(own: pd.DataFrame) -> Small | None:
+def _small(job: Job, own: pd.DataFrame) -> Small | None:
     """All-gathers below a twentieth of the largest."""
     gathers = own[(own["purpose"] == "parameter_gather") & (own["kind"] == "all_gather") & (own["full_bytes"] > 0)]
     if gathers.empty:
         return None
     sizes = gathers["full_bytes"].to_numpy()
     times = (gathers["end_ns"] - gathers["start_ns"] - gathers["wait_ns"].clip(lower=0)).clip(lower=0)
-    small, steps = sizes < sizes.max() / 20, gathers["launch_step_number"].nunique()
+    small, steps = sizes < sizes.max() * SMALL, gathers["launch_step_number"].nunique()
     spent, total = int(times.to_numpy()[small].sum()), int(times.sum())
     if not small.any() or not total:
         return None
-    return Small(small.sum() / steps, len(sizes) / steps, sizes[small].sum() / sizes.sum(), spent / total, spent // steps, int(sizes.max()))
+    study = study_of(job)
+    gain = gain_of_larger(study) if isinstance(study, Study) else None
+    shares = (sizes[small].sum() / sizes.sum(), spent / total)
+    of_step = gain / study.step_ns if gain is not None and isinstance(study, Study) else 0.0
+    return Small(small.sum() / steps, len(sizes) / steps, *shares, spent // steps, int(sizes.max()), gain, of_step)

@@ -26,8 +26,9 @@ from tracekit.report.cells import TableData, naming, slug
 from tracekit.report.tables import table_data
 from tracekit.units import listed
 
-#: Findings whose id does not begin with the analysis that shows them.
+#: Findings whose id does not begin with the analysis that shows them; groups are in the tables of collectives, by their ids.
 _ANALYSIS = {"links": "stragglers"}
+_ALSO = {"links": "collectives"}
 #: Findings of what was read, and the table that shows them.
 _OF_FILES = {"coverage.problem": "Files", "coverage.note": None, "coverage.missing_ranks": None}
 _UNIT = re.compile(r"\s*[\[(][^\[\]()]+[\])]\s*$")
@@ -80,8 +81,10 @@ class Places:
         """
         subject = analysis_of(finding)
         own = [chapter for chapter in self._chapters if subject in (chapter.analysis, chapter.id)]
+        also = _ALSO.get(str(finding["id"]).partition(".")[0])
+        wide = [*own, *(chapter for chapter in self._chapters if also == chapter.analysis)]
         for wanted in _wanted(finding):
-            for chapter in own:
+            for chapter in wide:
                 for key, chart in chapter.blocks:
                     named = self._row(key, chart, wanted) if isinstance(chart, Table) else None
                     if named is not None:

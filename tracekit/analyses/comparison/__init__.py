@@ -20,7 +20,7 @@ from tracekit.analyses.comparison.tables import LINES, LINKS, lines_frame, lines
 from tracekit.estimate.hardware import Hardware, hardware_of
 from tracekit.findings import Finding, Section, Severity, StackedArea, Subject
 from tracekit.job.model import Job
-from tracekit.units import format_bytes
+from tracekit.units import format_bytes, format_rate
 
 ORDER = 80
 
@@ -152,6 +152,10 @@ def _peaks(lines: Sequence[Line]) -> list[Finding]:
     return [Finding("comparison.peak", severity, text, worst.ratio, "ratio", "comparison", row=_row(worst))]
 
 
+#: A rate so many times the link's is none that the link had.
+_TOO_FAST = 1.1
+
+
 def _slow_links(found: Sequence[Link], hardware: Hardware | None) -> list[Finding]:
     if hardware is None:
         return []
@@ -167,6 +171,9 @@ def _slow_links(found: Sequence[Link], hardware: Hardware | None) -> list[Findin
         )
         crosses = f"{link.axis} crosses nodes at" if link.crosses else f"Communication along {link.axis} reaches"
         text = f"{crosses} {rate:.1f} GB/s at best, {rate / peak:.0%} of {name}{doubt}."
+        if rate > _TOO_FAST * peak:
+            text = f"{crosses} {format_rate(rate)} at best, more than {name} can ({format_rate(peak)}): its ranks share another link, or "
+            text += "sizes or times in the traces are wrong."
         result.append(Finding("comparison.link", "info", text, rate / peak, "share", "Links", subject=Subject(axis=link.axis)))
     return result
 
