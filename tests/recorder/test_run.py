@@ -13,11 +13,13 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.recorder.launching import JOBS, free_port
+from tracekit.cli.afterwards import reason
 from tracekit.errors import UsageError
 from tracekit.job.load import LoadOptions, load_job
 from tracekit.manifest import decode
 from tracekit.recorder.attach import Turns
 from tracekit.recorder.folder import empty_folder
+from tracekit.recorder.marks import without_hook
 from tracekit.recorder.request import Requests, Steps, parse_steps
 
 # What a step is ------------------------------------------------------------------------------------------------------
@@ -194,6 +196,62 @@ def test_workloads_are_listed_a_line_each():
     lines = done.stdout.splitlines()
     assert len(lines) >= 24
     assert all(line.split(maxsplit=1)[1] for line in lines)
+
+
+# What a command without a recording is told ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "cause"),
+    [
+        ("python -I train.py", "python -I"),
+        ("/usr/bin/python3.11 -X dev -Es train.py", "python3.11 -Es"),
+        ("torchrun --no-python python -E -m train", "python -E"),
+        ("env -i A=1 python train.py", "env -i"),
+        ("sudo -E torchrun train.py", "sudo"),
+        ("python -u -m train -I", ""),
+        ("python -X importtime -c pass -S", ""),
+        ("env A=1 python train.py -I", ""),
+    ],
+)
+def test_what_keeps_the_hook_out_is_named(command, cause):
+    assert without_hook(command.split()) == cause
+
+
+@pytest.mark.parametrize(
+    ("left", "steps", "told"),
+    [
+        (set(), "10:13", "came into no Python of this command; python -I, -E and -S"),
+        (set(), "none", "came into no Python of this command"),
+        ({"begun"}, "10:13", "no optimizer has stepped in a Python that the start-up hook came into"),
+        ({"begun"}, "none", ""),
+        ({"begun", "stepped"}, "10:13", "optimizers have stepped, but no process could write at its end"),
+        ({"begun", "stepped"}, "none", ""),
+        ({"begun", "stepped", "told"}, "10:13", ""),
+    ],
+)
+def test_a_command_without_a_recording_is_told_why(left, steps, told, tmp_path):
+    assert (told in reason(tmp_path, left, ["torchrun"], steps)) if told else not reason(tmp_path, left, ["torchrun"], steps)
+    (tmp_path / "rank_00001.manifest.json").touch()
+    assert not reason(tmp_path, left, ["torchrun"], steps)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["-I", "-c", "pass"], "came into no Python of this command; python -I leaves it out: start without -I"),
+        (["-c", "import subprocess, sys; subprocess.run([sys.executable, '-E', '-c', 'pass'])"], "no optimizer has stepped in a Python"),
+        (["-c", "import os; os.kill(os.getpid(), 9)"], "no optimizer has stepped"),
+    ],
+)
+def test_a_command_whose_python_leaves_the_hook_out_is_told_at_its_end(words, told, tmp_path):
+    (tmp_path / "python").write_text(f"#!/bin/sh\nexec {sys.executable} \"$@\"\n")
+    (tmp_path / "python").chmod(0o755)
+    around = [sys.executable, "-m", "tracekit", "run", "-o", str(tmp_path / "out"), "--", str(tmp_path / "python")]
+    done = subprocess.run([*around, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == (-9 if "kill" in words[-1] else 0)
+    assert told in done.stderr.splitlines()[-1]
+    assert not list((tmp_path / "out").iterdir())
 
 
 # Whole jobs ----------------------------------------------------------------------------------------------------------

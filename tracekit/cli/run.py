@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 from pathlib import Path
 
 import click
 
+from tracekit.cli.afterwards import look_on, remedy
 from tracekit.errors import UsageError
+from tracekit.recorder import marks
 from tracekit.recorder.folder import empty_folder
 from tracekit.recorder.request import parse_steps
+from tracekit.report.text import visible
 
 EPILOG = """\b
 Examples:
@@ -49,8 +53,19 @@ def command(words: tuple[str, ...], folder: Path, steps: str, stacks: bool, memo
     if program is None:
         raise UsageError(f"{words[0]}: no such command", "give what you would type without tracekit run")
     empty_folder(folder, replace=replace)
+    marks.prepare(folder)
     options = [name for name, on in (("stacks", stacks), ("no-memory", not memory), ("saved-tensors", saved_tensors)) if on]
-    os.execvpe(program, list(words), environment(folder, steps, options))
+    told = environment(folder, steps, options)
+    if marks.without_hook(list(words)):
+        click.echo(f"tracekit: nothing will be recorded where the start-up hook does not come in; {visible(remedy(words))}", err=True)
+    called_off = look_on(folder.resolve(), told["TRACEKIT_RUN"], words, steps)
+    try:
+        os.execvpe(program, list(words), told)
+    except OSError as error:
+        if called_off is not None:
+            os.write(called_off, b".")
+        marks.taken(folder, told["TRACEKIT_RUN"])
+        raise UsageError(f"{words[0]}: {error.strerror}", "give what you would type without tracekit run") from error
 
 
 def environment(folder: Path, steps: str, options: list[str]) -> dict[str, str]:
@@ -58,4 +73,4 @@ def environment(folder: Path, steps: str, options: list[str]) -> dict[str, str]:
     startup = Path(__file__).resolve().parent.parent / "recorder" / "startup"
     path = os.pathsep.join(filter(None, [str(startup), os.environ.get("PYTHONPATH", "")]))
     told = {"TRACEKIT_RECORD": str(folder.resolve()), "TRACEKIT_STEPS": steps, "TRACEKIT_OPTIONS": ",".join(options)}
-    return {**os.environ, "PYTHONPATH": path, **told}
+    return {**os.environ, "PYTHONPATH": path, "TRACEKIT_RUN": secrets.token_hex(8), **told}

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tracekit.recorder import marks
 from tracekit.recorder.request import Requests, Steps, parse_steps
 
 
@@ -72,6 +73,8 @@ class Attached:
         if self._over or os.getpid() != self._process:
             return
         try:
+            if not self._optimizers:
+                marks.leave("stepped")
             self._optimizers.setdefault(id(optimizer), optimizer)
             if self._soon and not self._turns.begun:
                 self._find_the_last()
@@ -81,7 +84,7 @@ class Attached:
                 self._advance(step)
         except Exception as error:  # noqa: BLE001 - the program goes on whatever happens here
             self._over = True
-            _tell(f"stopped: {type(error).__name__}: {error}")
+            _tell_why(f"stopped: {type(error).__name__}: {error}")
 
     def skipped(self, optimizer: Any, step: Callable[[], Any]) -> Any:
         """A gradient scaler calls ``step``, and may leave the optimizer's step out: that is a step of the job as well."""
@@ -102,9 +105,9 @@ class Attached:
             self._told(recorder)
         elif not self._recorded and self._optimizers and self._requests.next is not None:
             first = self._requests.next.first
-            _tell(f"recorded nothing: the program ended after {max(self._steps, 1)} steps, step {first} was to be the first")
+            _tell_why(f"recorded nothing: the program ended after {max(self._steps, 1)} steps, step {first} was to be the first")
         elif not self._optimizers and self._requests.next is not None and _is_the_program():
-            _tell("recorded nothing: no optimizer of torch has stepped here; tracekit.record takes loops that have none")
+            _tell_why("recorded nothing: no optimizer of torch has stepped here; tracekit.record takes loops that have none")
 
     @property
     def _soon(self) -> bool:
@@ -127,7 +130,7 @@ class Attached:
             return
         steps = self._requests.due(step)
         if self._requests.news:
-            _tell(self._requests.news)
+            _tell_why(self._requests.news)
             self._requests.news = ""
         if steps is not None:
             self._recorder = self._begin(steps, step)
@@ -157,6 +160,8 @@ class Attached:
 
     def _told(self, recorder: Any) -> None:
         self._recorded = self._recorded or bool(recorder.files)
+        if not recorder.files:
+            marks.leave("told")  # it has said why it stopped
         if recorder.files and recorder.rank == 0:
             first, last = recorder.steps[0], recorder.steps[-1]
             steps = f"step {first}" if first == last else f"steps {first} to {last}"
@@ -217,6 +222,12 @@ def deepspeed_is_there(module: ModuleType) -> None:
         return result
 
     kind.step = step
+
+
+def _tell_why(sentence: str) -> None:
+    """Say why something is not recorded: nobody has to guess at it when the command is over."""
+    marks.leave("told")
+    _tell(sentence)
 
 
 def _tell(sentence: str) -> None:

@@ -5,6 +5,7 @@ It prepares for torch, if TRACEKIT_RECORD says where to record, and then makes r
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -14,13 +15,23 @@ from pathlib import Path
 def _prepare() -> None:
     if not os.environ.get("TRACEKIT_RECORD"):
         return
+    _mark("begun")
     try:
         waiting = importlib.import_module("tracekit.recorder.startup.waiting")
     except ImportError as error:
         if error.name is not None and error.name.partition(".")[0] == "tracekit":
             print(f"tracekit is not installed for {sys.executable}: nothing is recorded", file=sys.stderr)
+            _mark("told")
         return
     waiting.install()
+
+
+def _mark(what: str) -> None:
+    """As ``tracekit.recorder.marks``, which may not be there."""
+    word = os.environ.get("TRACEKIT_RUN")
+    if word:
+        with contextlib.suppress(OSError):
+            Path(os.environ["TRACEKIT_RECORD"], ".tracekit-run", f"{word}.{what}").touch()
 
 
 def _others() -> None:
