@@ -2,9 +2,11 @@
 
 import contextlib
 import os
+import pickle
 import signal
 import subprocess
 import sys
+import threading
 import types
 import warnings
 
@@ -16,7 +18,7 @@ from tests.recorder.launching import JOBS, run_job  # noqa: E402
 from tracekit import record  # noqa: E402
 from tracekit.job.load import LoadOptions, load_job  # noqa: E402
 from tracekit.manifest import decode  # noqa: E402
-from tracekit.recorder import private  # noqa: E402
+from tracekit.recorder import history, private  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -257,10 +259,10 @@ class Cuda:
     """Stands in for the CUDA allocator's history."""
 
     def __init__(self, monkeypatch, on):
-        self.on, self.mark, self.calls = on, "the user's", []
+        self.on, self.mark, self.calls, self.entries, self.events = on, "the user's", [], None, []
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", self.record)
-        monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda path: self.calls.append("dump"))
+        monkeypatch.setattr(torch.cuda.memory, "_snapshot", self.snapshot)
         monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: self.on, raising=False)
         monkeypatch.setattr(torch.cuda.memory, "_set_memory_metadata", lambda text: setattr(self, "mark", text))
         monkeypatch.setattr(torch.cuda.memory, "_get_memory_metadata", lambda: self.mark)
@@ -268,9 +270,14 @@ class Cuda:
     def record(self, enabled="all", **options):
         self.on = enabled is not None
         self.calls.append("start" if self.on else "stop")
+        self.entries = options.get("max_entries", self.entries)
+
+    def snapshot(self):
+        self.calls.append("snapshot")
+        return {"segments": [], "device_traces": [self.events]}
 
 
-@pytest.mark.parametrize(("on", "calls"), [(False, ["start", "dump", "stop"]), (True, ["dump"])])
+@pytest.mark.parametrize(("on", "calls"), [(False, ["start", "snapshot", "stop"]), (True, ["snapshot"])])
 def test_a_history_that_the_user_started_stays_and_phases_are_not_left_behind(on, calls, monkeypatch, tmp_path):
     cuda, loop = Cuda(monkeypatch, on), Loop()
     with record(tmp_path, model=loop.net) as recorder:
@@ -281,6 +288,63 @@ def test_a_history_that_the_user_started_stays_and_phases_are_not_left_behind(on
     assert cuda.calls == calls
     assert cuda.on == on
     assert cuda.mark == "the user's"
+
+
+def test_a_phase_that_is_over_is_not_written_on_allocations(monkeypatch, tmp_path):
+    cuda, loop, seen = Cuda(monkeypatch, on=False), Loop(), set()
+    with record(tmp_path, model=loop.net) as recorder:
+        for _ in range(8):
+            with recorder.phase("forward"), contextlib.suppress(KeyError), recorder.phase("attention"):
+                raise KeyError
+            seen.add(cuda.mark)
+            loop.run(recorder, steps=1)
+    assert seen == {"the user's", ""}
+
+
+class Slow:
+    """Is written only when the job has gone on."""
+
+    written, gone_on = False, threading.Event()
+
+    def __reduce__(self):
+        Slow.written = Slow.gone_on.wait(20)
+        return (str, ())
+
+
+def test_a_history_is_bounded_in_bytes_and_written_while_the_job_goes_on(monkeypatch, tmp_path):
+    cuda, loop = Cuda(monkeypatch, on=False), Loop()
+    snapshot = tmp_path / "rank_00000.memory_snapshot.pickle"
+    with record(tmp_path, model=loop.net) as recorder:
+        loop.run(recorder, steps=3)
+        assert 100_000 < cuda.entries < history.MOST_BYTES / history.ENTRY_BYTES
+        assert cuda.entries * (history.ENTRY_BYTES + history.FRAME_BYTES * history.depth()) < history.MOST_BYTES
+        cuda.events = [Slow(), *[None] * cuda.entries]
+        loop.run(recorder, steps=3)
+        assert recorder.over
+        assert not Slow.written
+        assert not snapshot.exists()
+        Slow.gone_on.set()
+    assert len(pickle.loads(snapshot.read_bytes())["device_traces"][0]) == len(cuda.events)
+    assert not list(tmp_path.glob(".tracekit*"))
+    notes = decode((tmp_path / "rank_00000.manifest.json").read_bytes(), "m").notes
+    assert notes == [f"the history of the CUDA allocator holds its last {cuda.entries} events: older ones are lost"]
+
+
+def test_a_history_that_cannot_be_taken_or_written_costs_nothing_else(monkeypatch, tmp_path):
+    cuda, loop = Cuda(monkeypatch, on=False), Loop()
+    cuda.events = [threading.Lock()]
+    with (
+        pytest.warns(UserWarning, match="memory_snapshot.pickle was not written: TypeError: cannot pickle"),
+        record(tmp_path / "a", model=loop.net) as recorder,
+    ):
+        loop.run(recorder, steps=8)
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: 1 / 0)
+    with record(tmp_path / "b", model=loop.net) as recorder:
+        loop.run(recorder, steps=8)
+    assert not cuda.on
+    assert [len(list((tmp_path / name).iterdir())) for name in "ab"] == [2, 2]
+    (note,) = decode((tmp_path / "b" / "rank_00000.manifest.json").read_bytes(), "m").notes
+    assert note == "the CUDA allocator's history is not recorded: ZeroDivisionError: division by zero"
 
 
 # A job that ends -----------------------------------------------------------------------------------------------------

@@ -245,7 +245,7 @@ def test_a_command_without_a_recording_is_told_why(left, steps, told, tmp_path):
     ],
 )
 def test_a_command_whose_python_leaves_the_hook_out_is_told_at_its_end(words, told, tmp_path):
-    (tmp_path / "python").write_text(f"#!/bin/sh\nexec {sys.executable} \"$@\"\n")
+    (tmp_path / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     (tmp_path / "python").chmod(0o755)
     around = [sys.executable, "-m", "tracekit", "run", "-o", str(tmp_path / "out"), "--", str(tmp_path / "python")]
     done = subprocess.run([*around, *words], capture_output=True, text=True, check=False)

@@ -43,7 +43,7 @@ class Guard:
         try:
             call()
         except Exception as error:  # noqa: BLE001 - the promise of this file
-            notes.append(f"{what} is not recorded: {_in_a_line(error)}")
+            notes.append(f"{what} is not recorded: {in_a_line(error)}")
 
     def guarded(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         """``hook`` that swallows its exceptions and returns nothing."""
@@ -61,7 +61,7 @@ class Guard:
 
     def fail(self, error: BaseException) -> None:
         """The recording ends because of ``error``."""
-        self.give_up(_in_a_line(error))
+        self.give_up(in_a_line(error))
 
     def give_up(self, why: str) -> None:
         """The recording ends; the first reason is the one that is told."""
@@ -70,7 +70,8 @@ class Guard:
             say(f"tracekit stopped recording: {self.failed}")
 
 
-def _in_a_line(error: BaseException) -> str:
+def in_a_line(error: BaseException) -> str:
+    """Its type and the first line of what it says."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0] if text else 'without a message'}"
 

@@ -11,14 +11,11 @@ import ctypes
 import functools
 import importlib
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
-
-from tracekit.files import write_by
 
 #: Interfaces that were asked for and are not in this torch; written into the manifest.
 missing: set[str] = set()
@@ -418,23 +415,21 @@ def pipeline_messages(stage: Any, forward: bool, chunk: int) -> list[torch.Tenso
     return [local(buffer) for buffer in buffers if isinstance(buffer, torch.Tensor)]
 
 
-@contextlib.contextmanager
-def cuda_history(path: str) -> Iterator[None]:
-    """Record the allocator's history while the block runs and leave its snapshot at ``path``. A history that runs already goes on."""
+def keep_history(entries: int) -> None:
+    """Let the CUDA allocator keep its last events with their Python stacks; 0: no more."""
     start = _lookup("torch.cuda.memory", "_record_memory_history")
-    dump = _lookup("torch.cuda.memory", "_dump_snapshot")
-    if start is None or dump is None:
-        yield
+    if start is None:
         return
-    own = not history_is_on()
-    if own:
-        start(context="all", stacks="python", max_entries=1_000_000)
-    try:
-        yield
-        write_by(Path(path), dump)
-    finally:
-        if own:
-            start(enabled=None)
+    if entries:
+        start(context="all", stacks="python", max_entries=entries)
+    else:
+        start(enabled=None)
+
+
+def history() -> Any:
+    """What the CUDA allocator has kept, and its segments, as plain values; None where torch does not say."""
+    ask = _lookup("torch.cuda.memory", "_snapshot")
+    return ask() if ask is not None else None
 
 
 def history_is_on() -> bool:

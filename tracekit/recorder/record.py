@@ -44,11 +44,18 @@ class Recorder:
         if self.failed:
             self._window.end()  # a profiler that nobody steps any more would collect events until the loop ends
 
-    def phase(self, name: str) -> contextlib.AbstractContextManager[Any]:
-        """A named range: ``forward``, ``backward``, ``optimizer``, or a word of your own."""
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """A named range: ``forward``, ``backward``, ``optimizer``, or a word of your own. CUDA allocations inside carry it."""
+        before: list[str] = []
         if self._window.marks_allocations:
-            self._guard.safely(lambda: private.mark_allocations(name))
-        return torch.profiler.record_function(name)
+            self._guard.safely(lambda: before.append(private.mark_allocations(name)))
+        try:
+            with torch.profiler.record_function(name):
+                yield
+        finally:
+            if before and self._window.marks_allocations:  # else the window has ended inside, and put back what was there before it
+                self._guard.safely(lambda: private.mark_allocations(before[0]))
 
     def micro_batch(self, index: int) -> contextlib.AbstractContextManager[Any]:
         """The range of one micro-batch, numbered from 0 in every step."""
@@ -135,6 +142,7 @@ class Recorder:
     def stop(self) -> None:
         """End, also in the middle of the window: what was recorded by then is written."""
         self._window.end()
+        self._guard.safely(self._window.finish, always=True)
         if not self.files and not self.failed and not self._guard.foreign:
             say(f"tracekit recorded nothing: {self._window.step} steps were run, the window begins after {self.wait + self.warmup}")
 

@@ -16,6 +16,7 @@ from tracekit.manifest import SUFFIX, Calls, DeviceUse, Group, encode
 from tracekit.recorder import collectives, describe, found, private, said, signals
 from tracekit.recorder.devices import devices_in_use
 from tracekit.recorder.guard import Guard
+from tracekit.recorder.history import History
 from tracekit.recorder.hooks import Hooks
 from tracekit.recorder.owners import OwnerLog
 from tracekit.recorder.place import Place
@@ -54,6 +55,7 @@ class Window:
         self._in_place = contextlib.ExitStack()
         self._prepared = self.closed = False
         self._devices: list[DeviceUse] = []
+        self._history: History | None = None
 
     @property
     def marks_allocations(self) -> bool:
@@ -107,10 +109,20 @@ class Window:
             self._guard.noted(lambda: self._devices.extend(devices_in_use()), "the memory of whole devices", self.notes)
         kept: list[bool] = []
         safely(lambda: kept.append(self._profiling.end()), always=True)
+        history = self._history
         if True in kept:
+            if history is not None:
+                self._guard.noted(lambda: self.notes.extend(filter(None, [history.take()])), "the CUDA allocator's history", self.notes)
             safely(self._write, always=True)
+            if history is not None:
+                safely(history.write, always=True)
         safely(self._in_place.close, always=True)
         safely(self._hooks.remove, always=True)
+
+    def finish(self) -> None:
+        """Wait for what is written beside the loop."""
+        if self._history is not None and not self._guard.foreign:
+            self._history.finish()
 
     # Its parts -------------------------------------------------------------------------------------------------------
 
@@ -148,7 +160,9 @@ class Window:
             self._hooks.memory(told.models, told.optimizers)
             if torch.cuda.is_available():
                 self._in_place.callback(private.mark_allocations, private.mark_allocations(""))
-                self._in_place.enter_context(private.cuda_history(str(self._path(".memory_snapshot.pickle"))))
+                self._history = History(self._path(".memory_snapshot.pickle"))
+                self._in_place.callback(self._history.end)
+                self._history.begin()
         if settings.saved_tensors:
             self._in_place.enter_context(self._hooks.saved_tensors())
         if settings.labels == "dispatch":
@@ -173,6 +187,7 @@ class Window:
             return
         self.notes.append(f"the job was ended by {signal}: what was recorded by then is here")
         self.end()
+        self.finish()  # the process ends right behind this
 
     # What is written -------------------------------------------------------------------------------------------------
 
