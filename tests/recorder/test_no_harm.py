@@ -1,6 +1,8 @@
 """A recorded job computes what it computes without the recorder, before, in and after the window, whatever it does."""
 
 import contextlib
+import copy
+import io
 import os
 import pickle
 import signal
@@ -347,6 +349,49 @@ def test_a_history_that_cannot_be_taken_or_written_costs_nothing_else(monkeypatc
     assert note == "the CUDA allocator's history is not recorded: ZeroDivisionError: division by zero"
 
 
+# What the job does with its model within the window -------------------------------------------------------------------
+
+
+def test_models_that_are_copied_or_saved_within_the_window_are_whole_and_know_nothing_of_tracekit(tmp_path):
+    loop, copies = Loop(), []
+    with record(tmp_path / "out", model=loop.net, optimizer=loop.optimizer) as recorder:
+        for step in range(8):
+            loop.run(recorder, steps=1)
+            if step == 4:
+                saved = io.BytesIO()
+                torch.save([loop.net, loop.optimizer], saved)
+                copies = [copy.deepcopy(loop.net), *torch.load(io.BytesIO(saved.getvalue()), weights_only=False)]
+                assert b"tracekit" not in saved.getvalue()
+                here = loop.net(torch.ones(2, 4))
+                assert all(torch.equal(one(torch.ones(2, 4)), here) for one in copies[:2])
+                copies[0](torch.ones(2, 4)).sum().backward()
+    assert not recorder.failed
+    assert len(recorder.steps) == 3
+    assert not loop.net._forward_hooks
+
+
+def test_a_model_that_is_compiled_whole_within_the_window_has_no_hook_in_its_graph(tmp_path):
+    loop = Loop()
+    with record(tmp_path, model=loop.net, optimizer=loop.optimizer) as recorder:
+        for step in range(8):
+            if step == 3:
+                whole = torch.compile(loop.net, backend="eager", fullgraph=True)
+                assert torch.equal(whole(torch.ones(2, 4)), loop.net(torch.ones(2, 4)))
+            loop.run(recorder, steps=1)
+    assert not recorder.failed
+
+
+def test_a_folder_is_where_it_was_when_the_loop_began(tmp_path, monkeypatch):
+    loop = Loop()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with record("out", model=loop.net) as recorder:
+        loop.run(recorder, steps=3)
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        loop.run(recorder, steps=3)
+    assert len(list((tmp_path / "out").iterdir())) == 2
+
+
 # A job that ends -----------------------------------------------------------------------------------------------------
 
 ENDING = """
@@ -368,6 +413,7 @@ with record(sys.argv[1], model=net) as recorder:
         ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM, True),
         ("os.kill(os.getpid(), signal.SIGHUP)", -signal.SIGHUP, True),
         ("sys.exit(5)", 5, True),
+        ("child = os.fork(); child or sys.exit(4); sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))", 4, True),
         ("raise KeyboardInterrupt", -signal.SIGINT, True),
         ("signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); os.kill(os.getpid(), signal.SIGTERM)", 7, True),
         ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, False),
@@ -375,7 +421,7 @@ with record(sys.argv[1], model=net) as recorder:
     ],
 )
 def test_a_job_that_is_ended_keeps_its_recording_and_its_exit_code(act, code, kept, tmp_path):
-    done = subprocess.run([sys.executable, "-c", ENDING, str(tmp_path), act], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", ENDING, str(tmp_path), act], capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == code, done.stderr
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == (["rank_00000.manifest.json", "rank_00000.pt.trace.json.gz"] if kept else [])

@@ -7,12 +7,13 @@ data loader) inherits the recorder without being the job's rank.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
+
+import torch
 
 
 class Guard:
@@ -47,17 +48,7 @@ class Guard:
 
     def guarded(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         """``hook`` that swallows its exceptions and returns nothing."""
-
-        @functools.wraps(hook)
-        def call(*args: Any, **kwargs: Any) -> None:
-            if self.failed or self.foreign:
-                return
-            try:
-                hook(*args, **kwargs)
-            except Exception as error:  # noqa: BLE001 - the promise of this file
-                self.fail(error)
-
-        return call
+        return _Hook(self, hook)
 
     def fail(self, error: BaseException) -> None:
         """The recording ends because of ``error``."""
@@ -68,6 +59,31 @@ class Guard:
         if not self.failed:
             self.failed = why[:500]
             say(f"tracekit stopped recording: {self.failed}")
+
+
+class _Hook:
+    """Calls ``hook`` behind its guard. Code that torch compiles goes without: it would be compiled in, or break the graph.
+
+    A model that is copied or saved within the window takes its hooks along: in copies there is one in place of this that does nothing,
+    and loads where there is no tracekit.
+    """
+
+    def __init__(self, guard: Guard, hook: Callable[..., Any]) -> None:
+        self._guard, self._hook = guard, hook
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        guard = self._guard
+        if guard.failed or guard.foreign:
+            return
+        try:
+            self._hook(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - the promise of this file
+            guard.fail(error)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (contextlib.nullcontext(), "__exit__")  # takes anything, returns None
 
 
 def in_a_line(error: BaseException) -> str:

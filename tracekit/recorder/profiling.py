@@ -16,6 +16,7 @@ from torch.autograd.profiler import record_function
 from torch.profiler import ProfilerActivity
 
 from tracekit.recorder import private
+from tracekit.recorder.forks import children_end
 from tracekit.recorder.found import instances
 from tracekit.recorder.guard import quietly
 from tracekit.recorder.write import write_trace
@@ -37,6 +38,7 @@ class Profiling:
 
     def prepare(self) -> None:
         """Warm up: events are collected and thrown away. Raises RuntimeError where torch cannot."""
+        children_end()
         profiler = private.kineto_profile(activities=activities(), **self._options)
         with quietly():
             self._ours(profiler.prepare_trace)

@@ -215,7 +215,7 @@ def _made(directory: str | Path, mesh: Any, model: Any, optimizer: Any, settings
         if settings.labels not in get_args(Labels):
             raise ValueError(f"labels={settings.labels!r} is none of {', '.join(get_args(Labels))}")
         mesh, models, optimizers, notes = accepted.accepted(mesh, model, optimizer)
-        recorder = Recorder(Path(directory), describe.Description(mesh, models, optimizers), settings)
+        recorder = Recorder(Path(directory).absolute(), describe.Description(mesh, models, optimizers), settings)
         for note in notes:
             recorder.note(note)
             say(f"tracekit: {note}")
