@@ -54,14 +54,19 @@ def _text(text: str) -> Any:
     return pa.scalar(text, pa.large_string())
 
 
+def joined(*pieces: Piece) -> Any:
+    """Texts and columns put together, row by row."""
+    return pc.binary_join_element_wise(*(_text(piece) if isinstance(piece, str) else piece for piece in pieces), _text(""))
+
+
 def lines(*pieces: Piece) -> Iterator[bytes]:
     """Rows joined from texts and columns, as bytes, each ending with a comma and a new line."""
     count = max((len(piece) for piece in pieces if not isinstance(piece, str)), default=0)
     for begin in range(0, count, ROWS):
         part = [piece if isinstance(piece, str) else piece.slice(begin, ROWS) for piece in pieces]
-        joined = pc.binary_join_element_wise(*(_text(p) if isinstance(p, str) else p for p in part), _text(",\n"), _text(""))
-        offsets = np.frombuffer(joined.buffers()[1], np.int64)[joined.offset : joined.offset + len(joined) + 1]
-        yield joined.buffers()[2].to_pybytes()[offsets[0] : offsets[-1]]
+        whole = joined(*part, ",\n")
+        offsets = np.frombuffer(whole.buffers()[1], np.int64)[whole.offset : whole.offset + len(whole) + 1]
+        yield whole.buffers()[2].to_pybytes()[offsets[0] : offsets[-1]]
 
 
 def event(**values: Any) -> bytes:

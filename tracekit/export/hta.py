@@ -8,11 +8,12 @@ tables: for them HTA reads the file itself.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from tracekit.units import NS_PER_US, NULL, NULL32
 #: The reducer's name among those of the analyses.
 REDUCER = "export_hta"
 #: How HTA spells the categories that it looks at.
-_SPELLED = {
+SPELLED = {
     Category.OPERATOR: "cpu_op",
     Category.USER_ANNOTATION: "user_annotation",
     Category.RUNTIME: "cuda_runtime",
@@ -53,13 +54,13 @@ _SIDE = {
 def reduce(activity: Activity) -> pd.DataFrame:
     """The complete events of one window as HTA has them, times in nanoseconds, categories and names as text."""
     tables = activity.tables
-    rows = tables.rows(*_SPELLED)
+    rows = tables.rows(*SPELLED)
     rows = rows[(tables.ts[rows] != NULL) & (tables.dur[rows] >= 0)]
     lanes = tables.lane[rows]
     pids, tids = (pd.array([getattr(lane, name) for lane in tables.lanes], dtype=object) for name in ("pid", "tid"))
     frame = {
         "index": rows,
-        "cat": pd.Categorical([_SPELLED[Category(int(code))] for code in np.unique(tables.category[rows])]).take(
+        "cat": pd.Categorical([SPELLED[Category(int(code))] for code in np.unique(tables.category[rows])]).take(
             np.unique(tables.category[rows], return_inverse=True)[1]
         ),
         "name": _names(tables, rows),
@@ -160,13 +161,13 @@ def _installed() -> dict[str, Any]:
     return {"trace": trace, "symbols": symbols, "config": config, "analysis": analysis}
 
 
-@contextmanager
+@contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without HTA's progress, and without the deprecations that it runs into."""
+    """Without HTA's progress, its own words about what it does not find, and the deprecations that it runs into."""
     before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
