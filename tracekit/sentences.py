@@ -197,7 +197,6 @@ SENTENCES: dict[str, str | Callable[[Detail], str]] = {
     # Ranks of the job
     "snapshot_without_rank": "tells no rank: put it into the file's name (rank3_snapshot.pickle)",
     "snapshot_rank_taken": "its name tells no rank: it is taken for rank {rank}",
-    "rank_not_in_name": "{file}: the rank is not in the name; {rank} is taken",
     "world_sizes_differ": _world_sizes_differ,
     "rank_beyond_world": "rank {rank} does not fit a world of {world}",
     "world_size_not_recorded": "the world size is not recorded: missing ranks cannot be told",

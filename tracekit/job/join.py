@@ -44,7 +44,7 @@ def join(
     used, notes = _ranked(traced, ranks if traced else None)
     everything = sorted([*coverage, *(w.coverage for w in windows)], key=lambda c: c.file)
     world_size, present, missing, world_notes = _world(used, everything, ranks if traced else None)
-    alone, memory_notes = pair([window for window in windows if not window.has_events], used, ranks)
+    alone = pair([window for window in windows if not window.has_events], used, ranks)
     notes += _numbered_on(used)
     recorded = _steps_of_ranks(used)
     notes += [*world_notes, *_steps_apart(recorded)]
@@ -61,7 +61,7 @@ def join(
     operations = _operations(used, groups)
     operations, matches, clock, match_notes = _matched(operations, groups, hosts)
     operations["purpose"] = purposes(operations)
-    notes += [*group_notes, *mesh_notes, *match_notes, *_unrecorded(operations), *memory_notes]
+    notes += [*group_notes, *mesh_notes, *match_notes, *_unrecorded(operations)]
     return Job(
         world_size=world_size,
         ranks=present if used else sorted({w.rank for w in alone if w.rank is not None}),

@@ -12,7 +12,7 @@ from tracekit.errors import InputError, UsageError
 from tracekit.job.activity import Window
 from tracekit.memory.raw_timeline import of_rows
 from tracekit.memory.summary import DeviceMemory, of_snapshot
-from tracekit.notes import Note, note, text_note
+from tracekit.notes import note, text_note
 from tracekit.readers.evidence import rank_of_name
 from tracekit.readers.identity import NAME, NONE, Identity
 from tracekit.readers.manifest import read_manifest
@@ -73,13 +73,13 @@ def _window(coverage: Coverage, rank: int | None, devices: list[DeviceMemory]) -
     )
 
 
-def pair(windows: Sequence[Window], traced: Sequence[Window], wanted: frozenset[int] | None = None) -> tuple[list[Window], list[Note]]:
-    """Give what windows without events tell of memory to the windows of their ranks; (those of ranks without any, notes on the job).
+def pair(windows: Sequence[Window], traced: Sequence[Window], wanted: frozenset[int] | None = None) -> list[Window]:
+    """Give what windows without events tell of memory to the windows of their ranks; those of ranks without any.
 
     ``traced`` are the job's windows with events, ``wanted`` the ranks a user wants to see. Raises UsageError where nothing at all is left.
     """
     ranks = sorted({window.rank for window in traced if window.rank is not None})
-    notes = _give_ranks(windows, ranks)
+    _give_ranks(windows, ranks)
     used = [window for window in windows if window.rank is not None and (wanted is None or window.rank in wanted)]
     if windows and not traced and not used:
         there = ", ".join(str(rank) for rank in sorted({window.rank for window in windows if window.rank is not None})[:20])
@@ -91,15 +91,14 @@ def pair(windows: Sequence[Window], traced: Sequence[Window], wanted: frozenset[
             first[window.rank].memory += window.memory
         else:
             alone.append(window)
-    return alone, notes
+    return alone
 
 
-def _give_ranks(windows: Sequence[Window], ranks: Sequence[int]) -> list[Note]:
-    """Give every window a rank; returns what the job has to say about it. ``ranks`` are those of the traces.
+def _give_ranks(windows: Sequence[Window], ranks: Sequence[int]) -> None:
+    """Give every window a rank. ``ranks`` are those of the traces.
 
     A file that names none is of the only rank there is, else of the rank that is the number of the one device it speaks of (one node).
     """
-    notes = []
     lost = [window for window in windows if window.rank is None]
     taken = {window.rank for window in windows}
     for window in lost:
@@ -114,7 +113,5 @@ def _give_ranks(windows: Sequence[Window], ranks: Sequence[int]) -> list[Note]:
             continue
         taken.add(window.rank)
         window.coverage.note(note("snapshot_rank_taken", rank=window.rank))
-        notes.append(note("rank_not_in_name", file=window.coverage.file, rank=window.rank))
     for window in windows:
         window.coverage.rank = window.rank
-    return notes

@@ -16,7 +16,7 @@ from tracekit.memory.snapshot import ACTIONS, OOM, DeviceHistory, Entries, Range
 from tracekit.readers.memory_snapshot_process import Columns, read_columns
 from tracekit.readers.sources import Source, clean
 from tracekit.trace.events import BoolArray, Int64Array
-from tracekit.units import NS_PER_US, NULL, format_bytes, listed
+from tracekit.units import NS_PER_US, NULL, format_bytes, listed, plural
 
 #: Device numbers beyond this are no devices.
 _MOST_DEVICES = 1 << 10
@@ -41,6 +41,8 @@ def read_snapshot(source: Source, progress: Callable[[int], None] | None = None,
     overflow = _overflow(columns)
     if not any(len(device.entries) for device in devices):
         why = "the history was not recorded (torch.cuda.memory._record_memory_history() was not called)"
+        if problems:
+            why = "nothing of the history could be used"
         if columns.left_out_traces:
             why = "there is no history in the snapshot (it was dumped with include_traces=False)"
         problems.append(f"{why}: only the state at the end is known, the peak is not")
@@ -105,7 +107,8 @@ def _entries(columns: Columns, problems: list[str]) -> tuple[dict[int, Entries],
         good = (size >= 0) & (size < MOST_BYTES) & (when > 0) & (when < _LAST_YEAR_US)
         left = int((~good & (action[rows] > 0)).sum())
         if left:
-            problems.append(f"{left} entries of the history have no size or time that can be true: they are left out")
+            which = f"{plural(left, 'entry', 'entries')} of the history {'has' if left == 1 else 'have'}"
+            problems.append(f"{which} no size or time that can be true: left out")
         found[index] = _history(columns, rows[good], when[good], action)
     return found, timed
 

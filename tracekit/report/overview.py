@@ -100,14 +100,27 @@ def _peak_alone(document: Mapping[str, Any]) -> str:
     """The answer where there is memory and no step; empty where there is neither."""
     row = highest_peak(document)
     if row is None:
-        return ""
+        return _end_alone(document)
     owner = _owner(row).removesuffix("; ")
     return f"Memory peaks at {_peak(row)} on {_device(row)}" + (f", {owner}." if owner else ".")
+
+
+def _end_alone(document: Mapping[str, Any]) -> str:
+    """The same where only the end of it is known."""
+    row = max((row for row in document.get("memory") or [] if row["end_bytes"]), key=lambda row: row["end_bytes"], default=None)
+    if row is None:
+        return ""
+    of = f" of {format_bytes(row['reserved_end_bytes'])} reserved" if row["reserved_end_bytes"] else ""
+    return f"At the end {format_bytes(row['end_bytes'])}{of} are allocated on {_device(row)}; the peak is not known."
 
 
 def _owner(row: Mapping[str, Any]) -> str:
     """``42% of it activations; ``: who owns most of a peak; '' where that is not known."""
     name, most = max((row["categories"] or {"": 0}).items(), key=lambda item: item[1])
+    lines = [unit for unit in row.get("units") or [] if unit["category"] == name == "unattributed" and unit["name"]]
+    if lines:
+        first = max(lines, key=lambda unit: unit["bytes"])
+        return f"{percent(first['bytes'] / row['peak_bytes'])} of it allocated at {first['name']}; "
     return f"{percent(most / row['peak_bytes'])} of it {name.replace('_', ' ')}; " if most else ""
 
 

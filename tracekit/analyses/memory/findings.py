@@ -99,9 +99,17 @@ def _unknown(row: RankMemory) -> Iterator[Finding]:
         row,
         "unattributed",
         thresholds.UNATTRIBUTED,
-        "Nothing says who owns {amount} at the peak of {label} ({share} of it).",
+        "Nothing says what {amount} at the peak of {label} ({share} of it) are",
         "Record with tracekit's recorder, which registers every storage, or with stacks.",
+        _lines(row),
     )
+
+
+def _lines(row: RankMemory) -> str:
+    """Where most of the unattributed memory was allocated, as far as stacks tell."""
+    named = [holding for holding in row.memory.holdings if holding.category == "unattributed" and holding.name]
+    most = sorted(named, key=lambda holding: -holding.bytes)[:3]
+    return f"; allocated at {', '.join(f'{one.name} ({format_bytes(one.bytes)})' for one in most)}." if most else "."
 
 
 def _older(row: RankMemory) -> Iterator[Finding]:
@@ -109,16 +117,17 @@ def _older(row: RankMemory) -> Iterator[Finding]:
         row,
         "before_recording",
         thresholds.OLDER_MEMORY,
-        "{amount} at the peak of {label} ({share} of it) were allocated before recording began: their owners are not known.",
+        "{amount} at the peak of {label} ({share} of it) were allocated before recording began: their owners are not known",
         "Begin recording before the model is built, or use tracekit's recorder, which registers what stands already.",
     )
 
 
-def _share(row: RankMemory, category: str, levels: thresholds.Levels, text: str, advice: str) -> Iterator[Finding]:
+def _share(row: RankMemory, category: str, levels: thresholds.Levels, text: str, advice: str, more: str = ".") -> Iterator[Finding]:
+    """A finding where a category has a large share of the peak; ``more`` is put behind ``text`` as it is (names of the program)."""
     amount, peak = row.memory.categories.get(category, 0), row.memory.peak or 0
     severity = levels.of(amount / peak) if peak else None
     if severity is not None:
-        said = text.format(amount=format_bytes(amount), label=row.label, share=f"{amount / peak:.0%}")
+        said = text.format(amount=format_bytes(amount), label=row.label, share=f"{amount / peak:.0%}") + more
         yield Finding(f"memory.{category}", severity, said, float(amount), "bytes", _EVIDENCE, advice, row=row.place)
 
 
