@@ -1,7 +1,10 @@
+import pytest
+
 from tests.compare.made import run
 from tracekit.compare.causes import causes
 from tracekit.compare.changes import compare
 from tracekit.compare.words import headline, phrase
+from tracekit.errors import InputError
 
 GATHER = "collectives.dp.all_gather.parameter_gather"
 
@@ -61,6 +64,50 @@ def test_one_slow_rank_explains_what_its_peers_wait():
     new = run({"phase.forward.compute": [50.0, 50, 50, 60, 60, 60], "exposed.dp": flat(20.0)})
     _, roots = found(base, new)
     assert [phrase(cause) for cause in roots] == ["rank 1 computes 20% longer in forward (+10 us a step)"]
+
+
+def test_idle_time_is_not_laid_on_what_cannot_explain_it():
+    base = {"step.time": flat(1000.0), "step.idle": flat(100.0), "exposed.dp": flat(20.0), "step.compute": flat(800.0)}
+    new = base | {"step.time": flat(1300.0), "step.idle": flat(396.0), "exposed.dp": flat(24.0)}
+    comparison, roots = found(run(base), run(new))
+    assert [cause.root.key for cause in roots] == ["step.idle", "exposed.dp"]
+    assert [change.key for change in roots[0].consequences] == ["step.time"]
+    assert "the device is idle longer (+296 us a step, 100 us -> 396 us" in headline(comparison, roots)
+
+
+def test_a_rank_that_is_slower_in_every_phase_is_one_cause():
+    base = {"step.time": flat(1000.0), "phase.forward.compute": flat(300.0), "phase.backward.compute": flat(500.0)}
+    base["step.compute"] = flat(800.0)
+    new = {key: [*values[:3], *(value * 1.2 for value in values[3:])] for key, values in base.items()}
+    _, roots = found(run(base), run(new | {"step.time": flat(1160.0)}))
+    assert [cause.root.key for cause in roots] == ["step.compute@1"]
+    assert phrase(roots[0]) == "rank 1 computes 20% longer (+160 us a step)"
+
+
+def test_a_slow_link_of_one_group_of_an_axis_is_named():
+    key = "collectives.tp.all_reduce.tensor_parallel.transfer"
+    times = {key: [880.0, 882.0, 881.0] * 4, "step.exposed_comm": flat(1000.0) * 2, "step.time": flat(6000.0) * 2}
+    slow = times | {
+        key: [1520.0, 1523.0, 1521.0] * 2 + times[key][:6],
+        "step.exposed_comm": flat(1640.0) * 2,
+        "step.time": flat(6640.0) * 2,
+    }
+    _, roots = found(*(run(side, ranks=range(4), world_size=4, axes=(("dp", 2), ("tp", 2))) for side in (times, slow)))
+    assert [cause.root.key for cause in roots] == [key + "@0+1"]
+    assert phrase(roots[0]) == "the transfers of all_reduce of tp for tensor parallel take 73% longer on ranks 0, 1 (+640 us a step)"
+
+
+def test_a_window_without_marks_is_not_held_against_a_step():
+    times = {"step.time": [1000.0] * 2}
+    with pytest.raises(InputError, match="no steps are marked in NEW"):
+        compare([run(times, steps=(1,))], [run(times, steps=())])
+    assert "no steps are marked" in compare([run(times, steps=())], [run(times, steps=())]).alignment.notes[0]
+
+
+def test_what_one_side_alone_measured_is_said():
+    bare = run({"step.time": flat(1000.0)}, not_measured={"memory": "no memory events"})
+    whole = run({"step.time": flat(1000.0)}, memory={"peak": [10, 10]})
+    assert compare([bare], [whole]).alignment.notes == ["memory of BASE is not known (no memory events): not compared"]
 
 
 def test_nothing_changed():

@@ -18,8 +18,12 @@ LINE = (("train.py", 10, "layer{0}"),)
 WHOLE: dict[str, Any] = {
     "segments": [segment(1 << 20, 20 * MB, [(5 * MB, "active_allocated"), (15 * MB, "inactive")])],
     "device_traces": [
-        [entry("segment_alloc", 1, 20 * MB, 1 << 20), entry("alloc", 2, 5 * MB, 1 << 20, LINE), entry("alloc", 3, 4 * MB, 9 << 20, LINE)]
-        + [entry("free_completed", 4, 4 * MB, 9 << 20)]
+        [
+            entry("segment_alloc", 1, 20 * MB, 1 << 20),
+            entry("alloc", 2, 5 * MB, 1 << 20, LINE),
+            entry("alloc", 3, 4 * MB, 9 << 20, LINE),
+            entry("free_completed", 4, 4 * MB, 9 << 20),
+        ]
     ],
 }
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tracekit.compare.figures import NO_STEP, Quantity, Run
+from tracekit.compare.figures import FAMILIES, NO_STEP, Quantity, Run
 from tracekit.compare.statistics import Values
+from tracekit.errors import InputError
 
 Side = Sequence[Run]
 
@@ -34,11 +35,13 @@ class Alignment:
 
 
 def align(base: Side, new: Side) -> Alignment:
-    """Find what the two sides share."""
+    """Find what the two sides share. Raises InputError where one marks its steps and the other does not."""
     runs = [*base, *new]
     notes: list[str] = []
+    _same_marks(base, new, notes)
     steps = _steps(base, new, notes)
     notes += [note for name, side in (("BASE", base), ("NEW", new)) for note in _at_least(name, side)]
+    notes += _on_one_side(base, new)
     if _different_jobs(base, new, notes):
         axis = _stage_axis(runs)
         how = f"by their place on {axis}" if axis else "all together"
@@ -49,6 +52,35 @@ def align(base: Side, new: Side) -> Alignment:
     if shared != everybody:
         notes.append(f"{len(everybody - shared)} of {len(everybody)} ranks are in some recordings only and are left out")
     return Alignment(shared, steps, "", notes)
+
+
+def _same_marks(base: Side, new: Side, notes: list[str]) -> None:
+    marked = [{step != NO_STEP for run in side for _, step in run.steps} for side in (base, new)]
+    if not all(marked):
+        return
+    if any(False in found for found in marked) and any(True in found for found in marked):
+        without = " and ".join(name for name, found in zip(("BASE", "NEW"), marked, strict=True) if False in found)
+        problem = f"no steps are marked in {without}: a whole recorded window cannot be held against a step"
+        raise InputError(problem, "record both with profiler.step(), or compare two without")
+    if False in marked[0]:
+        notes.append("no steps are marked: the whole recorded window of each is compared, as one step")
+
+
+def _on_one_side(base: Side, new: Side) -> list[str]:
+    """A sentence for what one side measured and the other did not."""
+    found = []
+    for word, label in FAMILIES.items():
+        lacks = [bool(side) and all(word in run.not_measured for run in side) for side in (base, new)]
+        if lacks[0] != lacks[1] and word not in ("mfu", "operator"):
+            name, side = ("BASE", base) if lacks[0] else ("NEW", new)
+            found.append(
+                f"{label} of {name} {'is' if label in _SINGULAR else 'are'} not known ({side[0].not_measured[word]}): not compared"
+            )
+    return list(dict.fromkeys(found))
+
+
+#: Of the labels of FAMILIES.
+_SINGULAR = ("the time of a step", "exposed communication by axis", "compute by phase", "memory", "the pipeline", "coverage")
 
 
 def _at_least(name: str, side: Side) -> list[str]:

@@ -27,13 +27,13 @@ EDGES: tuple[tuple[str, tuple[str, ...], bool], ...] = (
     (r"step\.compute", (r"phase\..*", r"step\.compute@\d+", r"kernels\..*"), True),
     (_COLLECTIVE + r"\.bytes", (r"collectives\.{class}\.calls",), True),
     (_COLLECTIVE + r"\.transfer", (r"collectives\.{class}\.(calls|bytes)",), True),
-    (_COLLECTIVE + r"\.wait", (r"collectives\.{class}\.(calls|bytes|transfer)", *_COMPUTE), False),
+    (_COLLECTIVE + r"\.wait", (r"collectives\.{class}\.(calls|bytes|transfer(@.*)?)", *_COMPUTE), False),
     (_COLLECTIVE + r"\.[^.]*\.[^.]*\.calls", (r"collectives\.{class}\.(calls|bytes)",), False),
-    (r"exposed\.(?P<axis>.*)", (r"collectives\.{axis}\..*\.(calls|bytes|transfer|wait)", *_COMPUTE), False),
+    (r"exposed\.(?P<axis>.*)", (r"collectives\.{axis}\..*\.(calls|bytes|transfer|wait)(@.*)?", *_COMPUTE), False),
     (r"step\.(exposed_comm|hidden_comm)", (r"exposed\..*", r"collectives\..*", *_COMPUTE), False),
-    (r"step\.(idle|exposed_copy|unknown)", _TIMES, False),
+    (r"step\.(idle|exposed_copy|unknown)", (r"step\.(?!time|idle).*", *_TIMES[1:]), False),
     (r"pipeline\.bubble_share", (r"exposed\.pp", r"collectives\.pp\..*", *_COMPUTE), False),
-    (r"step\.time", (r"pipeline\..*", *_TIMES), True),
+    (r"step\.time", (r"pipeline\..*", *_TIMES, r"step\.idle"), True),
     (r"mfu", _TIMES, False),
     (r"memory\.unit\.(?P<name>[^.]*)\..*", (r"memory\.{name}",), False),
     (r"memory\.(gathered_parameters|unsharded_gradients)", (r"collectives\..*\.parameter_gather\.(calls|bytes)",), False),
@@ -45,6 +45,10 @@ _COMPILED = tuple((re.compile(effect), causes, same) for effect, causes, same in
 
 #: Compute that changed by one factor in this many families, within this share of it, is the device, not the kernels.
 UNIFORM_FAMILIES, UNIFORM_WITHIN = 4, 0.35
+
+
+#: A time follows from another that changed by at least this share of its own change.
+ENOUGH = 0.3
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,7 @@ def causes(changes: Sequence[Change]) -> list[Cause]:
     parent = {change.key: uniform if change in uniform_members(moved, uniform) else _parent(change, moved) for change in moved}
     if uniform is not None:
         parent[uniform.key] = None
+    _one_rank(moved, parent)
     _under_the_peak(moved, parent)
     members: dict[str, list[Change]] = {}
     by_key = {change.key: change for change in moved}
@@ -72,6 +77,18 @@ def causes(changes: Sequence[Change]) -> list[Cause]:
         rest = [change for change in group if change.key != key]
         found.append(Cause(by_key[key], sorted(rest, key=_weight, reverse=True)))
     return sorted(found, key=_order, reverse=True)
+
+
+def _one_rank(moved: Sequence[Change], parent: dict[str, Change | None]) -> None:
+    """A rank that is slower in several phases is one cause: its compute as a whole."""
+    for whole in moved:
+        if not re.fullmatch(r"step\.compute@\d+", whole.key):
+            continue
+        phases = [c for c in moved if re.fullmatch(r"phase\.[^@]*\.compute@\d+", c.key) and c.rank == whole.rank]
+        phases = [phase for phase in phases if (phase.difference > 0) == (whole.difference > 0) and parent[phase.key] is None]
+        if len(phases) > 1:
+            parent[whole.key] = None
+            parent.update(dict.fromkeys((phase.key for phase in phases), whole))
 
 
 def _under_the_peak(moved: Sequence[Change], parent: dict[str, Change | None]) -> None:
@@ -107,8 +124,9 @@ def uniform_members(moved: Sequence[Change], uniform: Change | None) -> list[Cha
 
 
 def _parent(effect: Change, moved: Sequence[Change]) -> Change | None:
-    """The largest change that can explain this one."""
+    """The largest change that can explain this one, and enough of it; idle time that nothing explains is its own cause (the host's)."""
     best: Change | None = None
+    most: tuple[bool, int, float] = (False, 0, 0.0)
     for pattern, templates, same in _COMPILED:
         match = pattern.fullmatch(effect.key)
         if match is None:
@@ -120,10 +138,18 @@ def _parent(effect: Change, moved: Sequence[Change]) -> Change | None:
                 continue
             if same and (cause.difference > 0) != (effect.difference > 0):
                 continue
-            if best is None or _weight(cause) > _weight(best):
-                best = cause
+            weight = (_enough(cause, effect), *_weight(cause))
+            if effect.key == "step.idle" and not weight[0]:
+                continue
+            if best is None or weight > most:
+                best, most = cause, weight
         break
     return best
+
+
+def _enough(cause: Change, effect: Change) -> bool:
+    """Whether a change of time is large enough to be what another follows from; of counts and bytes nobody can tell."""
+    return cause.unit != "us" or effect.unit != "us" or abs(cause.difference) >= ENOUGH * abs(effect.difference)
 
 
 def _filled(template: str, names: dict[str, str]) -> str:

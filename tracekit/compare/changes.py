@@ -13,6 +13,7 @@ from tracekit.compare.align import Alignment, Samples, Side, align, array, sampl
 from tracekit.compare.figures import FAMILIES, MOST_OPERATORS, MOST_UNITS, Quantity, Rule
 from tracekit.compare.held import OwnerMoved, owners_moved
 from tracekit.compare.statistics import Values, Verdict, judge, spread_of
+from tracekit.units import listed
 
 Outcome = Literal["same", "noise", "worse", "better", "changed", "not_measured"]
 
@@ -20,6 +21,10 @@ Outcome = Literal["same", "noise", "worse", "better", "changed", "not_measured"]
 SMALLEST = 0.01
 #: Quantities looked at rank by rank as well: what one rank alone can be slow in.
 _BY_RANK = re.compile(r"phase\..*\.compute|step\.compute")
+#: Quantities that may move on the ranks of one group alone (a slow link), which the spread over all ranks hides.
+_BY_GROUP = re.compile(r"collectives\..*\.transfer")
+#: Those that moved by at least this share of the most are the group, if no other moved by more than half of it.
+_TOGETHER = 0.5
 #: Times from whose movement the drift between two recordings is read: those that are at least this share of a step.
 _MOVING, _MOVING_SHARE, _MOVING_QUANTILE = re.compile(r"operator\..*\.time|kernels\..*\.time|collectives\..*\.transfer"), 0.01, 0.9
 
@@ -94,10 +99,14 @@ def compare(base: Side, new: Side) -> Comparison:
     changes: list[Change] = []
     for pair in both.values():
         change = _change(pair, noise)
+        if change.key == "coverage.ranks" and alignment.by_role and all(len(run.ranks) == run.world_size for run in (*base, *new)):
+            continue  # another world size, which the notes tell
         if change.outcome != "not_measured" or change.rule != "detail":
             changes.append(change)
         if _BY_RANK.fullmatch(pair.quantity.key) and not alignment.by_role:
             changes += _single_ranks(pair, noise)
+        if _BY_GROUP.fullmatch(pair.quantity.key) and not alignment.by_role and not change.moved:
+            changes += _some_ranks(pair, noise)
     return Comparison(base, new, alignment, changes, step, [] if alignment.by_role else owners_moved(base[0].held, new[0].held))
 
 
@@ -328,3 +337,21 @@ def _single_ranks(pair: _Pair, noise: _Noise) -> list[Change]:
         if change.moved:
             found.append(change)
     return found
+
+
+def _some_ranks(pair: _Pair, noise: _Noise) -> list[Change]:
+    """Several ranks that moved together while the others stayed: the members of one group, of whose ranks there are others on the axis."""
+    roles = pair.roles()
+    moved = {role: _relative(pair.median(0, role), pair.median(1, role)) or 0.0 for role in roles}
+    most = max(moved.values(), key=abs, default=0.0)
+    chosen = [role for role in roles if moved[role] * most > 0 and abs(moved[role]) >= _TOGETHER * abs(most)]
+    others = [abs(moved[role]) for role in roles if role not in chosen]
+    if len(chosen) < 2 or not others or abs(most) < SMALLEST or max(others) > _TOGETHER / 2 * abs(most):
+        return []
+    quantity = pair.quantity
+    old, now = (float(np.mean([pair.median(side, role) for role in chosen])) for side in (0, 1))
+    label = f"{quantity.label} on ranks {listed(chosen)}"
+    key = f"{quantity.key}@{'+'.join(map(str, chosen[:64]))}"
+    blank = Change(key, label, quantity.unit, "detail", "same", old, now, _relative(old, now), ranks=tuple(chosen))
+    change = _statistical(blank, pair, chosen, noise)
+    return [change] if change.moved else []

@@ -281,6 +281,8 @@ def _memory(builder: _Builder, document: Mapping[str, Any]) -> bool:
     units: dict[tuple[str, str], list[tuple[int, Any]]] = {}
     for row in rows:
         for unit in row.get("units") or []:
+            if unit["name"] is None:
+                continue  # the rest of its category, which is a figure of its own
             units.setdefault((str(unit["category"]), str(unit["name"])), []).append((row["rank"], unit["bytes"]))
     for (category, name), held in sorted(units.items(), key=lambda item: -max(v or 0 for _, v in item[1]))[:MOST_UNITS]:
         label = f"{category.replace('_', ' ')} of {name}"

@@ -143,6 +143,21 @@ def _compute(cause: Cause) -> str:
     return f"{all_of_it} {abs(root.relative or 0):.0%} {_longer(root)} ({_more(root)} a step)"
 
 
+def _transfer(cause: Cause, axis: str, kind: str, purpose: str, ranks: str | None) -> str:
+    root = cause.root
+    what = f"{kind} of {axis}" + (f" for {purpose.replace('_', ' ')}" if purpose != "unknown" else "")
+    where = f" on ranks {listed(root.ranks)}" if ranks else ""
+    if not root.base:
+        return f"{what} is new{where} ({_more(root)} a step)"
+    return f"the transfers of {what} take {abs(root.relative or 0):.0%} {_longer(root)}{where} ({_more(root)} a step)"
+
+
+def _idle(cause: Cause) -> str:
+    root = cause.root
+    more = "longer" if root.difference > 0 else "less"
+    return f"the device is idle {more} ({_more(root)} a step, {sizes(root)}), which nothing that runs on it explains: look at the host"
+
+
 def _memory(cause: Cause, category: str) -> str:
     root = cause.root
     where = f" on {len(root.ranks)} ranks" if len(root.ranks) > 1 else f" on rank {root.ranks[0]}" if root.ranks else ""
@@ -154,9 +169,11 @@ _PHRASES = (
     (r"kernels\.(.*)\.time", _kernels),
     (_CLASS + r"\.calls", _calls),
     (_CLASS + r"\.bytes", _bytes),
+    (_CLASS + r"\.transfer(@.*)?", _transfer),
     (r"exposed\.(.*)", _exposed),
     (r"phase\.(.*)\.compute@(\d+)", _phase),
     (r"step\.compute@(\d+)", _rank),
     (r"step\.compute", _compute),
+    (r"step\.idle", _idle),
     (r"memory\.((?!unit\.).*)", _memory),
 )
