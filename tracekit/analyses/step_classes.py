@@ -231,9 +231,12 @@ def _compute(columns: Sequence[_Column], work: dict[int, StepWork]) -> list[dict
             place.setdefault(key, len(place))
             kernels.setdefault(key, set()).update(names)
     calls, time = np.zeros((len(place), len(columns)), np.int64), np.zeros((len(place), len(columns)), np.int64)
+    of_window: dict[int, list[tuple[int, int]]] = {index: [] for index in work}
+    for number, column in enumerate(columns):
+        of_window.setdefault(column.window, []).append((number, column.place))
     for index, reduced in work.items():
         rows = np.array([place[key] for key in reduced.keys], np.int64)
-        own = [(number, column.place) for number, column in enumerate(columns) if column.window == index]
+        own = of_window[index]
         here, there = (np.array([pair[i] for pair in own], np.int64) for i in range(2))
         calls[np.ix_(rows, here)] = reduced.calls[:, there]
         time[np.ix_(rows, here)] = reduced.time[:, there]

@@ -191,12 +191,20 @@ def _nodes(job: Job, graph: StepGraph, loads: Loads) -> list[_Candidate]:
     names = sorted({name for name in host.values() if name})
     if len(names) < 2:
         return []
+    of_host: dict[str, list[int]] = {name: [] for name in names}
+    for rank, name in sorted(host.items()):
+        if name:
+            of_host[name].append(rank)
+    least = WORTH * 0.5 * _busy(graph)
+    total = np.bincount(loads.rank, loads.excess, max(host) + 1)
     found = []
     for name in names:
-        ranks = tuple(sorted(rank for rank, own in host.items() if own == name))
+        ranks = tuple(of_host[name])
+        if float(total[list(ranks)].sum()) < 0.99 * least * len(ranks):  # most hosts by far, without a look at every entry
+            continue
         entries = np.isin(loads.rank, ranks)
         excess = float(loads.excess[entries].sum()) / max(len(ranks), 1)
-        if len(ranks) > 1 and excess > WORTH * 0.5 * _busy(graph):
+        if len(ranks) > 1 and excess > least:
             found.append(_Candidate("node", ranks, _of_entries(graph, loads, entries), excess / graph.steps, entries))
     return sorted(found, key=lambda c: -c.excess_ns)[: MOST["node"]]
 

@@ -12,6 +12,7 @@ A rank that is alone in its stage is compared by its gaps alone, with all other 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -37,17 +38,17 @@ class Loads:
     gap_reference: Floats
     of_node: Int64Array
 
-    @property
+    @cached_property
     def compute_excess(self) -> Floats:
         """Compute above the peers'; 0 for a rank below them or without peers."""
         return _above(self.compute, self.compute_reference)
 
-    @property
+    @cached_property
     def gap_excess(self) -> Floats:
         """Gaps above the peers'."""
         return _above(self.gap, self.gap_reference)
 
-    @property
+    @cached_property
     def excess(self) -> Floats:
         """Both together."""
         total: Floats = self.compute_excess + self.gap_excess

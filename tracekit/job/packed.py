@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 #: From so many files on results are packed; of a window those that take at least this many bytes.
-PACKED_FROM, LEAST_BYTES = 256, 1 << 12
+PACKED_FROM, LEAST_BYTES = 256, 1 << 14
 #: What arrays, tables and text columns are rebuilt by; nothing of it opens, imports or runs anything.
 _ALLOWED = {
     ("builtins", "slice"),

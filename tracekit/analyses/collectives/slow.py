@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
 
 from tracekit.analyses import _thresholds as thresholds
@@ -31,7 +32,9 @@ def slow_groups(job: Job, span_ns: int) -> list[Finding]:
         return []
     columns = zip(rows["kind"], rows["group"].tolist(), rows["low"].tolist(), rows["high"].tolist(), strict=True)
     who = [f"{group} {low} {high}" if kind == "send" else str(group) for kind, group, low, high in columns]
-    rows = rows.assign(who=who, rate=rows["sent"] / rows["transfer_ns"], leaves=[str(each) for each in rows["crosses"]])
+    rows = rows.assign(
+        who=np.unique(who, return_inverse=True)[1], rate=rows["sent"] / rows["transfer_ns"], leaves=[str(each) for each in rows["crosses"]]
+    )
     found = []
     for _, part in rows.groupby(["axis", "kind", "size", "leaves"], sort=False):
         if part["who"].nunique() > 1:
