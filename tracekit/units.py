@@ -72,6 +72,11 @@ def shortened(name: str) -> str:
     return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 3] + "..."
 
 
+def capitalized(text: str) -> str:
+    """The text as a sentence begins: its first letter is a capital, the rest as it is."""
+    return text[:1].upper() + text[1:]
+
+
 def plural(count: int, one: str, many: str = "") -> str:
     """``1 rank``, ``3,200 ranks``."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"

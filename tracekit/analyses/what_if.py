@@ -22,7 +22,7 @@ from tracekit.graph.study import LARGEST_ERROR, Study, study_of
 from tracekit.job.activity import Activity
 from tracekit.job.model import Job
 from tracekit.schema import Column, table
-from tracekit.units import NS_PER_US, NULL, format_ns, plural
+from tracekit.units import NS_PER_US, NULL, capitalized, format_ns, plural
 
 ORDER = 52
 
@@ -69,7 +69,7 @@ class WhatIf:
         if self.study is None:
             return []
         lead = f"Replay of {plural(self.study.graph.steps, 'step')}; it misses the measured step by {self.study.error:.1%}."
-        lead += "".join(f" {note[0].upper()}{note[1:]}." for note in self.study.graph.notes)
+        lead += "".join(f" {capitalized(note)}." for note in self.study.graph.notes)
         frame = _frame(self.study, self.scenarios)
         frame = frame.assign(name=[_SAID.get(name, name) for name in frame["name"]])
         return [

@@ -26,6 +26,7 @@ from tracekit.simulate.data_parallel.run import GRADIENT_TOLERANCE
 from tracekit.simulate.experiment import Check, Experiment
 from tracekit.simulate.tables import Columns, table
 from tracekit.simulate.virtual import Network, even_splits
+from tracekit.units import capitalized
 
 TITLE = "Batch size: fixed global against fixed local batch"
 EXAMPLE = "tracekit simulate batch --global-batch 64 --local-batch 16 --worlds 1,2,4,8 -o batch.html"
@@ -224,5 +225,4 @@ def _verdict(arguments: Arguments, fixed: Sequence[Scaled], grown: Sequence[Scal
         share = f"{reduce / (compute + reduce):.0%}" if compute + reduce else "none"
         steps = math.ceil(arguments.samples / last.total)
         texts.append(f"{last.rule} on {last.world} ranks: batch {last.total}, {steps} steps an epoch, {share} of a step is the all-reduce")
-    text = "; ".join(texts) + "."
-    return text[0].upper() + text[1:]
+    return capitalized("; ".join(texts) + ".")

@@ -21,7 +21,7 @@ from tracekit.analyses.experts.load import LAYERS, Load, of_exchanges, of_layer
 from tracekit.analyses.experts.rows import exchanged, recorded
 from tracekit.findings import Finding, Heatmap, Section, Table
 from tracekit.job.model import Job
-from tracekit.units import listed, plural
+from tracekit.units import capitalized, listed, plural
 
 ORDER = 47
 
@@ -48,7 +48,7 @@ class Experts:
         lead = "A token counts once for every expert it is sent to. The rank with the most tokens sets the time of a layer."
         by_rank, by_expert = [load.tokens_by_rank for load in self.loads], [load.tokens_by_expert for load in self.loads]
         charts = [chart for chart in (self._heatmap("rank", by_rank), self._heatmap("expert", by_expert)) if chart is not None]
-        notes = [f"{note[0].upper()}{note[1:]}." for note in self.notes]
+        notes = [f"{capitalized(note)}." for note in self.notes]
         return [Section("Experts", " ".join([lead, *notes]), (*charts, Table.of("Layers", LAYERS, self._rows)), name="experts")]
 
     def json(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from tracekit.analyses.hang.gather import Evidence
 from tracekit.analyses.hang.words import ranges, ranks_text
 from tracekit.findings import Table
 from tracekit.readers.hang_files import NcclCommunicator, NcclLate, NcclLog
+from tracekit.units import capitalized, plural
 
 #: Communicators that the report lists.
 MOST_ROWS = 2000
@@ -41,20 +42,16 @@ class Behind:
         """The finding."""
         source = "by NCCL's RAS" if self.ras else "by NCCL's logs"
         if self.gone:
-            who = _capital(ranks_text(self.ranks) if self.ranks else "a rank") + (f" of {self.label}" if self.label else "")
+            who = capitalized(ranks_text(self.ranks) if self.ranks else "a rank") + (f" of {self.label}" if self.label else "")
             return f"{who} {'is' if len(self.ranks) < 2 else 'are'} {self.gone}, {source}."
         several = max(len(self.others), self.ahead) > 1
-        others = ranks_text(self.others) if self.others else f"{self.ahead:,} rank{'s' if several else ''}"
-        late = ranks_text(self.ranks) if self.ranks else f"{self.number:,} rank{'s' if self.number > 1 else ''}"
+        others = ranks_text(self.others) if self.others else plural(self.ahead, "rank")
+        late = ranks_text(self.ranks) if self.ranks else plural(self.number, "rank")
         own = "has" if max(len(self.ranks), self.number) == 1 else "have"
         call = f"call {self.most} of {self.label}"
         call = f"{self.kind} ({call})" if self.kind else call
         made = f"{'launched' if self.ras else 'made'} {self.count}"
-        return f"{_capital(others)} {'wait' if several else 'waits'} in {call} for {late}, which {own} {made}, {source}."
-
-
-def _capital(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}"
+        return f"{capitalized(others)} {'wait' if several else 'waits'} in {call} for {late}, which {own} {made}, {source}."
 
 
 def global_ranks(logs: Sequence[NcclLog]) -> dict[str, int]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from tracekit.analyses.hang.gather import Call, Evidence
 from tracekit.analyses.hang.roots import Root, idle_by_stack
 from tracekit.analyses.hang.waits import Wait
+from tracekit.units import capitalized
 
 _MOST_RANGES = 8
 
@@ -19,21 +20,21 @@ def sentence(evidence: Evidence | None, root: Root) -> str:
     if wait is None:
         others = idle_by_stack(evidence, root.ranks) if evidence is not None else []
         text += "".join(f"; {_wait_in(ranks)} {place}" for place, ranks in others[:4])
-        return _capital(text)
+        return _as_sentence(text)
     waiting = sorted({call.rank for call in wait.waiting} - set(root.ranks))
     if root.why in ("order", "stuck"):
-        return _capital(text)
+        return _as_sentence(text)
     if root.why in ("mismatch", "skipped") or not waiting:
-        return _capital(f"{text}; {f'{_wait_in(waiting)} {call_text(wait)}' if waiting else f'{call_text(wait)} stands still'}")
-    return _capital(f"{_wait_in(waiting)} {call_text(wait)} for {who}, which {root.doing}")
+        return _as_sentence(f"{text}; {f'{_wait_in(waiting)} {call_text(wait)}' if waiting else f'{call_text(wait)} stands still'}")
+    return _as_sentence(f"{_wait_in(waiting)} {call_text(wait)} for {who}, which {root.doing}")
 
 
 def _wait_in(ranks: Sequence[int]) -> str:
     return f"{ranks_text(ranks)} wait{'s' if len(ranks) == 1 else ''} in"
 
 
-def _capital(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}."
+def _as_sentence(text: str) -> str:
+    return f"{capitalized(text)}."
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

@@ -10,7 +10,7 @@ from tracekit.findings import Finding
 from tracekit.memory.fragmentation import Fragmentation
 from tracekit.memory.oom import OutOfMemory
 from tracekit.memory.pins import Pin
-from tracekit.units import format_bytes, plural
+from tracekit.units import capitalized, format_bytes, plural
 
 _ADVICE = "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, and keep shapes the same from step to step."
 
@@ -33,7 +33,7 @@ def failures(rows: Sequence[RankMemory]) -> Iterator[Finding]:
 
 def _request(row: RankMemory, what: str, found: Sequence[OutOfMemory]) -> tuple[str, OutOfMemory]:
     again = f" ({len(found)} times in all)" if len(found) > 1 else ""
-    return f"{row.label[0].upper()}{row.label[1:]} {what}{again}: {found[-1].reason()}", found[-1]
+    return f"{capitalized(row.label)} {what}{again}: {found[-1].reason()}", found[-1]
 
 
 def fragmentation(rows: Sequence[RankMemory]) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from tracekit.analyses.memory.across import foreign, grows, spread
 from tracekit.analyses.memory.allocator import failures, fragmentation
 from tracekit.analyses.memory.rows import RankMemory, main_devices
 from tracekit.findings import Finding
-from tracekit.units import format_bytes, listed, plural
+from tracekit.units import capitalized, format_bytes, listed, plural
 
 _EVIDENCE = "memory at the peak"
 #: Operators and modules that hold logits or their gradient.
@@ -41,7 +41,7 @@ def _peak(row: RankMemory, ranks: int) -> Finding:
     least = "at least " if memory.least else ""
     place = f" in {', '.join(when)}" if when else ""
     most = "the most of all ranks" if ranks > 1 else "its most"
-    text = f"{row.label[0].upper()}{row.label[1:]} holds {least}{format_bytes(peak)}{place}, {most}" + (f": {parts}." if parts else ".")
+    text = f"{capitalized(row.label)} holds {least}{format_bytes(peak)}{place}, {most}" + (f": {parts}." if parts else ".")
     return Finding("memory.peak", "info", text, float(peak), "bytes", _EVIDENCE, row=row.place)
 
 
